@@ -1,0 +1,49 @@
+"""The environment protocol. An environment owns its tokenizer and chat format: ids in, ids out, append-only.
+
+A task is an index into a split; the same (split, index) is always the same task. Episodes are independent.
+"""
+
+from typing import Literal, Protocol
+
+import msgspec
+
+Split = Literal["train", "evaluation"]
+
+
+class InfrastructureError(Exception):
+    """The environment itself failed (sandbox gone, disk full): not the agent's fault, never a reward."""
+
+
+class Observation(msgspec.Struct, frozen=True):
+    ids: list[int]  # to append to the context, glue included; empty when done
+    reward: float  # the episode's total so far
+    done: bool
+
+
+class Episode(Protocol):
+    async def reset(self) -> list[int]:
+        """The first prompt's ids."""
+
+    async def step(self, action: list[int], truncated: bool) -> Observation:
+        """``action`` are the generated ids of one turn, end token included when there was one."""
+
+    async def close(self) -> None:
+        """Release everything; must be harmless twice."""
+
+
+class EnvironmentSpec(msgspec.Struct, frozen=True):
+    vocabulary_size: int
+    stop_ids: tuple[int, ...]
+    pad_id: int
+    num_train_tasks: int  # 0 = unbounded
+    num_evaluation_tasks: int
+    can_restore: bool  # replaying the same actions gives the same observations
+
+
+class Environment(Protocol):
+    def describe(self) -> EnvironmentSpec: ...
+
+    def episode(self, split: Split, task: int) -> Episode: ...
+
+    def demonstrations(self, seed: int, first: int, count: int) -> list[tuple[list[int], list[float]]]:
+        """(ids, loss weight a position) of expert episodes; for the supervised warm start."""

@@ -1,0 +1,151 @@
+"""The job's settings, as typed values. ``pearl.config`` reads them from TOML and refuses what is not here.
+
+Every duration is in seconds and every limit holds at the moment of use.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from pearl.state.weights import UpdateMode
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of all sections."""
+
+
+class RunConfig(Section):
+    seed: int = 0
+    num_steps: int = 40
+    run_root: str = "runs"  # new run directories are made here when --run-dir is not given
+    stop_at_reward: float | None = None  # end early once a step's mean reward reaches this
+
+
+class ModelConfig(Section):
+    """``path`` is a ``transformers`` model directory, or "tiny-qwen3" for the built-in random model."""
+
+    path: str = "tiny-qwen3"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    num_layers: int = 2  # this and the next six: tiny-qwen3 only
+    hidden_size: int = 64
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 16
+    ffn_size: int = 192
+    initializer_range: float = 0.08
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+
+class DataConfig(Section):
+    """A step trains ``batch_size`` trajectories: ``batch_size / group_size`` prompts, ``group_size`` each."""
+
+    batch_size: int = 192
+    group_size: int = 16
+    num_epochs: int = 1  # over the environment's train split, when that is finite
+
+
+class EnvironmentConfig(Section):
+    name: str = "bugfix"  # built-in name, or "package.module:Class"
+    options: dict[str, int | float | str | bool] = {}
+    num_workers: int = 1
+    max_turns: int = 6
+    reset_timeout_s: float = 30.0
+    step_timeout_s: float = 30.0
+    max_observation_tokens: int = 4096  # longer observations are cut by the environment worker, with a marker
+    max_failures: int = 2  # restarts of a trajectory after infrastructure failures before it is masked
+    num_evaluation_tasks: int = 200  # 0 = no evaluation
+
+
+class RolloutConfig(Section):
+    engine: Literal["torch", "emulated", "sglang"] = "torch"
+    num_workers: int = 2
+    gpus_per_worker: int = 1  # tensor parallel degree inside a worker
+    router: Literal["sticky", "least-loaded", "cache-aware"] = "cache-aware"
+    start: Literal["early", "strict"] = "early"
+    max_in_flight: int = 0  # trajectories at once; 0 = batch_size
+    max_requests_per_worker: int = 128
+    staleness_bound: int = 1  # 0 = synchronous
+    temperature: float = 1.0
+    max_new_tokens_per_turn: int = 4
+    max_context_tokens: int = 256  # prompt, answers and observations of a whole trajectory
+    update_mode: UpdateMode = "interrupt"
+    partial_rollout: bool = True  # off: an interrupted turn's trajectory is restarted, and counted
+    turn_deadline_s: float = 120.0
+    trajectory_deadline_s: float = 600.0
+    kv_capacity_tokens: int = 65536  # a worker
+    prefill_chunk_tokens: int = 512
+    page_tokens: int = 16
+    frame_period_s: float = 0.02
+    frame_iterations: int = 32
+
+
+class TrainingConfig(Section):
+    num_ranks: int = 1
+    learning_rate: float = 3e-4
+    warmup_steps: int = 0  # linear
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.95)
+    max_grad_norm: float = 1.0
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    tis_cap: float = 2.0  # truncated importance sampling between rollout and training log-probs
+    kl_coefficient: float = 0.0  # against the initial weights
+    updates_per_step: int = 1  # optimizer steps a batch; groups are dealt to them in prompt order
+    normalize_by_std: bool = True  # group advantage / (std + 1e-6); False = mean only
+    tokens_per_micro_batch: int = 8192
+    checkpoint_every: int = 1  # steps
+    keep_checkpoints: int = 2
+    shuffle_advantages: bool = False  # control experiment: nothing must be learnt
+
+
+class WarmStartConfig(Section):
+    """Supervised start from the environment's expert; ``num_steps = 0`` = none."""
+
+    num_steps: int = 150
+    batch_size: int = 64
+    learning_rate: float = 3e-3
+    warmup_steps: int = 20
+    num_demonstrations: int = 4096
+
+
+class WeightsConfig(Section):
+    transport: Literal["auto", "mapped", "link"] = "auto"  # auto: mapped on the source's own host, links elsewhere
+    bucket_bytes: int = 4 << 20
+    bucket_deadline_s: float = 10.0
+
+
+class RuntimeConfig(Section):
+    address: str = "tcp://127.0.0.1:0"  # where the coordinator listens; port 0 = any free one
+    start_timeout_s: float = 120.0  # a peer from its start to ready
+    heartbeat_period_s: float = 0.5
+    heartbeat_timeout_s: float = 10.0  # silent for longer = dead
+    progress_timeout_s: float = 60.0  # has work, is not busy, makes no progress = stuck
+    update_timeout_s: float = 60.0
+    train_timeout_s: float = 600.0
+    lease_s: float = 10.0  # a peer that has not heard from the coordinator for longer ends itself
+    queue_messages: int = 4096  # bound of every queue to and from a peer
+    max_frame_bytes: int = 64 << 20
+    max_restarts: int = 5  # of one slot or of the training world within restart_window_s; more ends the run
+    restart_window_s: float = 300.0
+
+
+class ElasticConfig(Section):
+    """Policies are data: three axes."""
+
+    inter: bool = False
+    borrow: Literal["never", "always", "gated"] = "never"
+    pd: str = "colocated"
+
+
+class Config(Section):
+    run: RunConfig = RunConfig()
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    training: TrainingConfig = TrainingConfig()
+    warm_start: WarmStartConfig = WarmStartConfig()
+    weights: WeightsConfig = WeightsConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
+    elastic: ElasticConfig = ElasticConfig()

@@ -1,0 +1,118 @@
+"""Messages every peer speaks: hello, heartbeat, shutdown, and those of the node agent."""
+
+from typing import Literal
+
+import msgspec
+
+PeerKind = Literal["agent", "rollout", "training", "environment", "admin"]
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """First message of a peer; nothing is sent to it before. Its identity is ``kind.slot.incarnation``."""
+
+    kind: PeerKind
+    slot: int
+    incarnation: int
+    host: str
+    pid: int
+    run_id: str  # refused when it is not this run's
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag=True):
+    """Sent on a fixed period by the peer's own loop.
+
+    ``progress`` grows whenever real work is done: alive but without progress while it has work is stuck.
+    A non-empty ``busy`` (compiling, warming up, loading) suspends the progress check, not the liveness check.
+    """
+
+    progress: int
+    busy: str = ""
+    pending: int = 0  # requests or commands the peer has not finished
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    """Finish nothing new, release everything, exit 0."""
+
+    reason: str
+
+
+class Gpu(msgspec.Struct, frozen=True, array_like=True):
+    gpu: str  # host/index
+    memory_bytes: int
+    virtual: bool
+
+
+class AgentReport(msgspec.Struct, frozen=True, tag=True):
+    """What a node agent's host offers; told once after its hello."""
+
+    host: str
+    gpus: tuple[Gpu, ...]
+    num_cpus: int
+    memory_bytes: int
+
+
+class StartGroup(msgspec.Struct, frozen=True, tag=True):
+    """Start processes as one fault domain: a torchrun group, or one plain process (``num_processes=0``)."""
+
+    group: str  # unique within the run, e.g. "rollout.1.3"
+    module: str  # python -m MODULE
+    arguments: tuple[str, ...]
+    environment: dict[str, str]
+    num_processes: int  # processes under torchrun; 0 = one plain process
+    log_directory: str
+    shutdown_grace_s: float = 5.0
+
+
+class StartGroupReply(msgspec.Struct, frozen=True, tag=True):
+    group: str
+    pid: int  # of the launcher (torchrun agent or the process itself)
+
+
+class StopGroup(msgspec.Struct, frozen=True, tag=True):
+    """End a group with all its descendants: SIGTERM, then SIGKILL after the grace (0 = at once)."""
+
+    group: str
+    grace_s: float
+
+
+class StopGroupReply(msgspec.Struct, frozen=True, tag=True):
+    group: str
+    exit_code: int | None
+    num_killed: int
+
+
+class GroupExited(msgspec.Struct, frozen=True, tag=True):
+    """Told by the agent when a group is gone, wanted or not; ``log_tail`` helps to say why."""
+
+    group: str
+    exit_code: int | None
+    reason: str
+    log_tail: str
+
+
+class StatusRequest(msgspec.Struct, frozen=True, tag=True):
+    """From ``pearl status``; answered with a StatusReply."""
+
+
+class StatusReply(msgspec.Struct, frozen=True, tag=True):
+    json: bytes  # DESIGN §9: step, weight_version, workers
+
+
+class Ack(msgspec.Struct, frozen=True, tag=True):
+    """An empty answer."""
+
+
+ControlMessage = (
+    Hello
+    | Heartbeat
+    | Shutdown
+    | AgentReport
+    | StartGroup
+    | StartGroupReply
+    | StopGroup
+    | StopGroupReply
+    | GroupExited
+    | StatusRequest
+    | StatusReply
+    | Ack
+)

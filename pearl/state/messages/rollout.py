@@ -1,0 +1,81 @@
+"""Coordinator and rollout workers. Bulk token data is packed: ids as little-endian int32, log-probs as float32."""
+
+import msgspec
+
+from pearl.state.trajectory import FinishReason, VersionRun
+from pearl.state.weights import Snapshot, UpdateMode, Version
+
+
+class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
+    """Temperature 0 is greedy. Log-probs are of the distribution that was sampled: softmax(logits / temperature)
+    (temperature 1 when greedy)."""
+
+    max_new_tokens: int
+    temperature: float
+    stop_ids: tuple[int, ...]  # generation ends after emitting one of these; the id is part of the output
+
+
+class Generate(msgspec.Struct, frozen=True, tag=True):
+    """Continue ``ids``. Position i of the trajectory is sampled with a counter keyed by (seed, i), so that the
+    same weights give the same tokens wherever and however often it runs."""
+
+    attempt: int
+    trajectory: int  # prefix reuse is keyed by content; the id is for logs
+    ids: bytes  # the whole context, int32
+    params: SamplingParams
+    seed: int  # of the trajectory, 64 bits
+    pair: str = ""  # decode peer of a prefill-decode pair; "" when colocated
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """End an attempt; what was made is kept and its last delta says finish = "abort". Unknown ids are ignored."""
+
+    attempt: int
+
+
+class AttemptDelta(msgspec.Struct, frozen=True, array_like=True):
+    attempt: int
+    ids: bytes  # int32
+    logprobs: bytes  # float32, same count
+    runs: tuple[VersionRun, ...]  # counts sum to the number of ids
+    prefilled_tokens: int  # context tokens computed since the attempt's last delta, not taken from a cache
+    finish: FinishReason | None
+    error: str = ""
+
+
+class Deltas(msgspec.Struct, frozen=True, tag=True):
+    """All that a worker produced since its last frame; one frame every 20 ms or 32 iterations.
+    ``sequence`` counts frames from 0 without a hole."""
+
+    sequence: int
+    deltas: tuple[AttemptDelta, ...]
+    iterations: tuple["IterationStat", ...] = ()
+
+
+class IterationStat(msgspec.Struct, frozen=True, array_like=True):
+    """One engine pass, for the runtime tracker."""
+
+    seconds: float
+    num_decoding: int
+    prefill_tokens: int
+    context_tokens: int  # sum over decoding sequences
+
+
+class UpdateWeights(msgspec.Struct, frozen=True, tag=True):
+    """Take the snapshot, load it whole, prove it. Until the answer the worker takes no new request."""
+
+    snapshot: Snapshot
+    mode: UpdateMode
+    bucket_deadline_s: float
+
+
+class UpdateWeightsReply(msgspec.Struct, frozen=True, tag=True):
+    """``checksum`` is computed by the engine over the weights it now serves."""
+
+    version: Version
+    checksum: str
+    transfer_seconds: float
+    load_seconds: float
+
+
+RolloutMessage = Generate | Abort | Deltas | UpdateWeights | UpdateWeightsReply

@@ -1,0 +1,106 @@
+"""The engine protocol: what every rollout engine offers, shaped by what SGLang needs. Frozen.
+
+All methods run on the worker's event loop and must not block it. What an engine cannot do raises
+``UnsupportedError``; a failure of one request is a delta with ``finish="error"``, never an exception.
+"""
+
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from pearl.state.messages.rollout import IterationStat, SamplingParams
+from pearl.state.trajectory import FinishReason, VersionRun
+from pearl.state.weights import BucketSpec, TensorSpec, Version
+
+Role = Literal["colocated", "prefill", "decode"]
+PauseMode = Literal["abort", "in_place", "retract"]
+"""abort: every attempt ends with what it has; in_place: attempts and their KV wait; retract: attempts wait, KV goes."""
+MemoryTag = Literal["weights", "kv_cache", "cuda_graph"]
+
+
+class UnsupportedError(Exception):
+    """This engine cannot do that; the message names the engine and the operation."""
+
+
+class GenerateRequest(msgspec.Struct, frozen=True):
+    attempt: int
+    ids: npt.NDArray[np.int32]  # [context]
+    params: SamplingParams
+    seed: int
+    pair: str = ""
+
+
+class Delta(msgspec.Struct, frozen=True):
+    """New tokens of an attempt. The last delta of an attempt has ``finish``; there is exactly one such."""
+
+    attempt: int
+    ids: list[int]
+    logprobs: list[float]
+    runs: list[VersionRun]  # counts sum to len(ids)
+    prefilled_tokens: int = 0
+    finish: FinishReason | None = None
+    error: str = ""
+
+
+Emit = Callable[[Delta], None]
+
+
+class EngineLoad(msgspec.Struct, frozen=True):
+    num_running: int
+    num_waiting: int
+    kv_used_tokens: int
+    kv_capacity_tokens: int
+
+
+class Engine(Protocol):
+    name: str
+    role: Role
+
+    async def start(self) -> None:
+        """Build everything but the weights; returns when the engine could take an update."""
+
+    async def generate(self, request: GenerateRequest, emit: Emit) -> None:
+        """Queue a request; returns at once. ``emit`` is called on the event loop. An attempt id that is
+        already known is refused with ValueError."""
+
+    async def abort(self, attempt: int) -> None:
+        """End one attempt, queued, retracted or running, with what it made. Unknown ids are ignored."""
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Returns when no iteration runs any more."""
+
+    async def continue_generation(self) -> None: ...
+
+    async def flush_cache(self) -> None:
+        """Forget all cached KV; only while nothing runs or after pause(abort | retract)."""
+
+    async def begin_update(self, version: Version, tensors: tuple[TensorSpec, ...]) -> None:
+        """Only while paused. The engine serves nothing until ``end_update`` returned."""
+
+    async def update_bucket(self, bucket: BucketSpec, data: memoryview) -> None:
+        """Load the tensors (or parts of them) in image bytes [offset, offset + num_bytes)."""
+
+    async def end_update(self) -> str:
+        """All bytes are in: make the version current; returns ``checksum()``. ValueError names what is missing."""
+
+    async def checksum(self) -> str:
+        """As ``Snapshot.checksum``, over the weights now served."""
+
+    async def release(self, tags: tuple[MemoryTag, ...]) -> None: ...
+
+    async def restore(self, tags: tuple[MemoryTag, ...]) -> None: ...
+
+    async def set_role(self, role: Role) -> None:
+        """Only while idle."""
+
+    def is_idle(self) -> bool: ...
+
+    def load(self) -> EngineLoad: ...
+
+    def iteration_stats(self) -> list[IterationStat]:
+        """Passes since the last call; bounded, oldest dropped first."""
+
+    async def shutdown(self) -> None: ...
