@@ -1,0 +1,184 @@
+"""What the core asks for: a closed union of tagged values. A command with an ``op`` is answered by an event that
+echoes it; the others are done at once and need no answer.
+
+Commands name trajectories and lengths; whoever performs them attaches token ids from the token store.
+"""
+
+import msgspec
+
+from pearl.state.ids import AttemptId, GpuId, Incarnation, OpId, Slot, TrajectoryId
+from pearl.state.trajectory import TrajectoryRecord
+from pearl.state.weights import UpdateMode, Version
+
+
+class Command(msgspec.Struct, frozen=True, tag=True):
+    """Base of all commands."""
+
+
+class StartWorker(Command):
+    """-> WorkerReady | WorkerLost. Also makes the log directory of the incarnation."""
+
+    op: OpId
+    slot: Slot
+    incarnation: Incarnation
+    role: str
+    gpus: tuple[GpuId, ...]
+
+
+class StopWorker(Command):
+    """End it with all its descendants -> WorkerLost (also when it is gone already). Grace 0 kills at once."""
+
+    slot: Slot
+    incarnation: Incarnation
+    grace_s: float
+    reason: str
+
+
+class UpdateWeights(Command):
+    """Bring the published ``version`` to the worker -> WeightsProven | WeightsFailed (or WorkerLost)."""
+
+    op: OpId
+    slot: Slot
+    incarnation: Incarnation
+    version: Version
+    mode: UpdateMode
+
+
+class Generate(Command):
+    """Continue the trajectory's first ``context_tokens`` tokens -> deltas of ``attempt`` in TokensStreamed."""
+
+    attempt: AttemptId
+    trajectory: TrajectoryId
+    turn: int
+    slot: Slot
+    incarnation: Incarnation
+    context_tokens: int
+    max_new_tokens: int
+    greedy: bool
+
+
+class Abort(Command):
+    """-> a last delta with finish = "abort" (or the finish it met before). Unknown attempts are ignored."""
+
+    attempt: AttemptId
+    slot: Slot
+    incarnation: Incarnation
+
+
+class OpenEpisode(Command):
+    """Open the environment; with ``turns`` > 0 replay that many turns from the token store into it.
+    -> EpisodeOpened | EpisodeFailed"""
+
+    op: OpId
+    trajectory: TrajectoryId
+    evaluation: bool
+    task: int
+    turns: int
+
+
+class StepEpisode(Command):
+    """Give the tokens of ``turn`` to the environment -> EpisodeStepped | EpisodeFailed. The observation's ids are
+    appended to the token store before the event."""
+
+    op: OpId
+    trajectory: TrajectoryId
+    turn: int
+    truncated: bool
+
+
+class CloseEpisode(Command):
+    trajectory: TrajectoryId
+
+
+class VoidTokens(Command):
+    """All tokens of the trajectory so far are void (it starts again)."""
+
+    trajectory: TrajectoryId
+
+
+class TruncateTokens(Command):
+    """Keep the first ``tokens``: what was stored but not journalled before a crash never happened."""
+
+    trajectory: TrajectoryId
+    tokens: int
+
+
+class ForgetTokens(Command):
+    """Trained and checkpointed, or evaluated: the ids are needed no more."""
+
+    trajectory: TrajectoryId
+
+
+class StartTrainer(Command):
+    """-> TrainerReady | TrainerLost. ``restore_step`` None = fresh weights and warm start."""
+
+    op: OpId
+    incarnation: Incarnation
+    lineage: int
+    restore_step: int | None
+
+
+class TrainSample(msgspec.Struct, frozen=True, array_like=True):
+    trajectory: TrajectoryId
+    group: int
+    reward: float
+    masked: bool
+    tokens: int
+
+
+class Train(Command):
+    """Step ``step``: train version ``step`` into ``step + 1`` on exactly these -> TrainFinished | TrainerLost."""
+
+    op: OpId
+    incarnation: Incarnation
+    step: int
+    samples: tuple[TrainSample, ...]
+    checkpoint: bool
+
+
+class StopTrainer(Command):
+    incarnation: Incarnation
+    grace_s: float
+    reason: str
+
+
+class RecordTrajectory(Command):
+    """Append a line to trajectories.jsonl."""
+
+    record: TrajectoryRecord
+
+
+class Report(Command):
+    """Append a line to metrics.jsonl and show it to the person. ``kind``: step, evaluation, worker, training, note."""
+
+    kind: str
+    values: dict[str, int | float | str | bool | None]
+
+
+class Finish(Command):
+    """The run is over: write summary.json from ``summary`` and stop everything. ``error`` "" = as wished."""
+
+    summary: dict[str, int | float | str | bool | None | list[list[int]]]
+    error: str
+    exit_code: int
+
+
+AnyCommand = (
+    StartWorker
+    | StopWorker
+    | UpdateWeights
+    | Generate
+    | Abort
+    | OpenEpisode
+    | StepEpisode
+    | CloseEpisode
+    | VoidTokens
+    | TruncateTokens
+    | ForgetTokens
+    | StartTrainer
+    | Train
+    | StopTrainer
+    | RecordTrajectory
+    | Report
+    | Finish
+)

@@ -1,0 +1,146 @@
+"""What can happen to the core: a closed union of tagged values, journalled as they are.
+
+Outcomes echo the ``op`` of the command they answer; an outcome whose op is no longer awaited, or that names an
+old incarnation, is dropped and counted.
+"""
+
+import msgspec
+
+from pearl.state.ids import Incarnation, OpId, Slot, TrajectoryId
+from pearl.state.messages.environment import EnvironmentFailure
+from pearl.state.trajectory import TokenDelta
+from pearl.state.weights import Version
+
+
+class Event(msgspec.Struct, frozen=True, tag=True):
+    """Base of all events."""
+
+
+class Started(Event):
+    """First event of a new run."""
+
+    stop_ids: tuple[int, ...]
+    num_train_tasks: int  # 0 = unbounded
+    num_evaluation_tasks: int
+    can_restore: bool
+
+
+class Resumed(Event):
+    """First event after the coordinator came back from its journal: every process of the former life is gone."""
+
+
+class StopRequested(Event):
+    signal: int  # 2 or 15
+
+
+class Tick(Event):
+    """Time has passed ``Coordinator.next_wakeup()``."""
+
+
+class WorkerReady(Event):
+    """The process runs and its engine could take weights; it holds none that are proven."""
+
+    op: OpId
+    slot: Slot
+    incarnation: Incarnation
+    host: str
+    pid: int
+
+
+class WorkerLost(Event):
+    """The worker is gone (exited, silent, stuck, failed to start) and nothing of it runs any more."""
+
+    slot: Slot
+    incarnation: Incarnation
+    reason: str
+    produced_tokens: int | None = None  # tokens it ever sampled, when its counter could be read
+
+
+class WeightsProven(Event):
+    op: OpId
+    slot: Slot
+    incarnation: Incarnation
+    version: Version
+    checksum: str
+    seconds: float
+
+
+class WeightsFailed(Event):
+    op: OpId
+    slot: Slot
+    incarnation: Incarnation
+    reason: str
+
+
+class TokensStreamed(Event):
+    """One frame of a worker. The ids are already in the token store."""
+
+    slot: Slot
+    incarnation: Incarnation
+    deltas: tuple[TokenDelta, ...]
+
+
+class EpisodeOpened(Event):
+    op: OpId
+    trajectory: TrajectoryId
+    prompt_tokens: int  # of a fresh episode; a restored one has the tokens it had
+    seconds: float
+
+
+class EpisodeStepped(Event):
+    op: OpId
+    trajectory: TrajectoryId
+    observation_tokens: int
+    reward: float
+    done: bool
+    seconds: float
+
+
+class EpisodeFailed(Event):
+    op: OpId
+    trajectory: TrajectoryId
+    kind: EnvironmentFailure
+    reason: str
+
+
+class TrainerReady(Event):
+    op: OpId
+    incarnation: Incarnation
+    version: Version
+    checksum: str
+    restored: bool
+
+
+class TrainFinished(Event):
+    op: OpId
+    incarnation: Incarnation
+    version: Version
+    checksum: str
+    checkpoint_step: int | None
+    metrics: dict[str, float]
+    max_logprob_gap: float
+    logprob_gap_tokens: int
+
+
+class TrainerLost(Event):
+    incarnation: Incarnation
+    reason: str
+
+
+AnyEvent = (
+    Started
+    | Resumed
+    | StopRequested
+    | Tick
+    | WorkerReady
+    | WorkerLost
+    | WeightsProven
+    | WeightsFailed
+    | TokensStreamed
+    | EpisodeOpened
+    | EpisodeStepped
+    | EpisodeFailed
+    | TrainerReady
+    | TrainFinished
+    | TrainerLost
+)
