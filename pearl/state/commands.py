@@ -15,7 +15,7 @@ class Command(msgspec.Struct, frozen=True, tag=True):
     """Base of all commands."""
 
 
-class StartWorker(Command):
+class StartWorker(Command, frozen=True):
     """-> WorkerReady | WorkerLost. Also makes the log directory of the incarnation."""
 
     op: OpId
@@ -25,7 +25,7 @@ class StartWorker(Command):
     gpus: tuple[GpuId, ...]
 
 
-class StopWorker(Command):
+class StopWorker(Command, frozen=True):
     """End it with all its descendants -> WorkerLost (also when it is gone already). Grace 0 kills at once."""
 
     slot: Slot
@@ -34,7 +34,7 @@ class StopWorker(Command):
     reason: str
 
 
-class UpdateWeights(Command):
+class UpdateWeights(Command, frozen=True):
     """Bring the published ``version`` to the worker -> WeightsProven | WeightsFailed (or WorkerLost)."""
 
     op: OpId
@@ -44,7 +44,7 @@ class UpdateWeights(Command):
     mode: UpdateMode
 
 
-class Generate(Command):
+class Generate(Command, frozen=True):
     """Continue the trajectory's first ``context_tokens`` tokens -> deltas of ``attempt`` in TokensStreamed."""
 
     attempt: AttemptId
@@ -57,7 +57,7 @@ class Generate(Command):
     greedy: bool
 
 
-class Abort(Command):
+class Abort(Command, frozen=True):
     """-> a last delta with finish = "abort" (or the finish it met before). Unknown attempts are ignored."""
 
     attempt: AttemptId
@@ -65,7 +65,7 @@ class Abort(Command):
     incarnation: Incarnation
 
 
-class OpenEpisode(Command):
+class OpenEpisode(Command, frozen=True):
     """Open the environment; with ``turns`` > 0 replay that many turns from the token store into it.
     -> EpisodeOpened | EpisodeFailed"""
 
@@ -76,7 +76,7 @@ class OpenEpisode(Command):
     turns: int
 
 
-class StepEpisode(Command):
+class StepEpisode(Command, frozen=True):
     """Give the tokens of ``turn`` to the environment -> EpisodeStepped | EpisodeFailed. The observation's ids are
     appended to the token store before the event."""
 
@@ -86,30 +86,30 @@ class StepEpisode(Command):
     truncated: bool
 
 
-class CloseEpisode(Command):
+class CloseEpisode(Command, frozen=True):
     trajectory: TrajectoryId
 
 
-class VoidTokens(Command):
+class VoidTokens(Command, frozen=True):
     """All tokens of the trajectory so far are void (it starts again)."""
 
     trajectory: TrajectoryId
 
 
-class TruncateTokens(Command):
+class TruncateTokens(Command, frozen=True):
     """Keep the first ``tokens``: what was stored but not journalled before a crash never happened."""
 
     trajectory: TrajectoryId
     tokens: int
 
 
-class ForgetTokens(Command):
+class ForgetTokens(Command, frozen=True):
     """Trained and checkpointed, or evaluated: the ids are needed no more."""
 
     trajectory: TrajectoryId
 
 
-class StartTrainer(Command):
+class StartTrainer(Command, frozen=True):
     """-> TrainerReady | TrainerLost. ``restore_step`` None = fresh weights and warm start."""
 
     op: OpId
@@ -126,7 +126,7 @@ class TrainSample(msgspec.Struct, frozen=True, array_like=True):
     tokens: int
 
 
-class Train(Command):
+class Train(Command, frozen=True):
     """Step ``step``: train version ``step`` into ``step + 1`` on exactly these -> TrainFinished | TrainerLost."""
 
     op: OpId
@@ -136,29 +136,29 @@ class Train(Command):
     checkpoint: bool
 
 
-class StopTrainer(Command):
+class StopTrainer(Command, frozen=True):
     incarnation: Incarnation
     grace_s: float
     reason: str
 
 
-class RecordTrajectory(Command):
+class RecordTrajectory(Command, frozen=True):
     """Append a line to trajectories.jsonl."""
 
     record: TrajectoryRecord
 
 
-class Report(Command):
+class Report(Command, frozen=True):
     """Append a line to metrics.jsonl and show it to the person. ``kind``: step, evaluation, worker, training, note."""
 
     kind: str
     values: dict[str, int | float | str | bool | None]
 
 
-class Finish(Command):
+class Finish(Command, frozen=True):
     """The run is over: write summary.json from ``summary`` and stop everything. ``error`` "" = as wished."""
 
-    summary: dict[str, int | float | str | bool | None | list[list[int]]]
+    summary: dict[str, int | float | str | bool | list[list[int]] | None]
     error: str
     exit_code: int
 

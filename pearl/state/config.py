@@ -14,14 +14,14 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Base of all sections."""
 
 
-class RunConfig(Section):
+class RunConfig(Section, frozen=True):
     seed: int = 0
     num_steps: int = 40
     run_root: str = "runs"  # new run directories are made here when --run-dir is not given
     stop_at_reward: float | None = None  # end early once a step's mean reward reaches this
 
 
-class ModelConfig(Section):
+class ModelConfig(Section, frozen=True):
     """``path`` is a ``transformers`` model directory, or "tiny-qwen3" for the built-in random model."""
 
     path: str = "tiny-qwen3"
@@ -36,7 +36,7 @@ class ModelConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
 
-class DataConfig(Section):
+class DataConfig(Section, frozen=True):
     """A step trains ``batch_size`` trajectories: ``batch_size / group_size`` prompts, ``group_size`` each."""
 
     batch_size: int = 192
@@ -44,7 +44,7 @@ class DataConfig(Section):
     num_epochs: int = 1  # over the environment's train split, when that is finite
 
 
-class EnvironmentConfig(Section):
+class EnvironmentConfig(Section, frozen=True):
     name: str = "bugfix"  # built-in name, or "package.module:Class"
     options: dict[str, int | float | str | bool] = {}
     num_workers: int = 1
@@ -56,7 +56,7 @@ class EnvironmentConfig(Section):
     num_evaluation_tasks: int = 200  # 0 = no evaluation
 
 
-class RolloutConfig(Section):
+class RolloutConfig(Section, frozen=True):
     engine: Literal["torch", "emulated", "sglang"] = "torch"
     num_workers: int = 2
     gpus_per_worker: int = 1  # tensor parallel degree inside a worker
@@ -79,7 +79,7 @@ class RolloutConfig(Section):
     frame_iterations: int = 32
 
 
-class TrainingConfig(Section):
+class TrainingConfig(Section, frozen=True):
     num_ranks: int = 1
     learning_rate: float = 3e-4
     warmup_steps: int = 0  # linear
@@ -99,7 +99,7 @@ class TrainingConfig(Section):
     shuffle_advantages: bool = False  # control experiment: nothing must be learnt
 
 
-class WarmStartConfig(Section):
+class WarmStartConfig(Section, frozen=True):
     """Supervised start from the environment's expert; ``num_steps = 0`` = none."""
 
     num_steps: int = 150
@@ -109,13 +109,13 @@ class WarmStartConfig(Section):
     num_demonstrations: int = 4096
 
 
-class WeightsConfig(Section):
+class WeightsConfig(Section, frozen=True):
     transport: Literal["auto", "mapped", "link"] = "auto"  # auto: mapped on the source's own host, links elsewhere
     bucket_bytes: int = 4 << 20
     bucket_deadline_s: float = 10.0
 
 
-class RuntimeConfig(Section):
+class RuntimeConfig(Section, frozen=True):
     address: str = "tcp://127.0.0.1:0"  # where the coordinator listens; port 0 = any free one
     start_timeout_s: float = 120.0  # a peer from its start to ready
     heartbeat_period_s: float = 0.5
@@ -130,7 +130,7 @@ class RuntimeConfig(Section):
     restart_window_s: float = 300.0
 
 
-class ElasticConfig(Section):
+class ElasticConfig(Section, frozen=True):
     """Policies are data: three axes."""
 
     inter: bool = False
@@ -138,7 +138,7 @@ class ElasticConfig(Section):
     pd: str = "colocated"
 
 
-class Config(Section):
+class Config(Section, frozen=True):
     run: RunConfig = RunConfig()
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()

@@ -16,7 +16,7 @@ class Event(msgspec.Struct, frozen=True, tag=True):
     """Base of all events."""
 
 
-class Started(Event):
+class Started(Event, frozen=True):
     """First event of a new run."""
 
     stop_ids: tuple[int, ...]
@@ -25,19 +25,19 @@ class Started(Event):
     can_restore: bool
 
 
-class Resumed(Event):
+class Resumed(Event, frozen=True):
     """First event after the coordinator came back from its journal: every process of the former life is gone."""
 
 
-class StopRequested(Event):
+class StopRequested(Event, frozen=True):
     signal: int  # 2 or 15
 
 
-class Tick(Event):
+class Tick(Event, frozen=True):
     """Time has passed ``Coordinator.next_wakeup()``."""
 
 
-class WorkerReady(Event):
+class WorkerReady(Event, frozen=True):
     """The process runs and its engine could take weights; it holds none that are proven."""
 
     op: OpId
@@ -47,7 +47,7 @@ class WorkerReady(Event):
     pid: int
 
 
-class WorkerLost(Event):
+class WorkerLost(Event, frozen=True):
     """The worker is gone (exited, silent, stuck, failed to start) and nothing of it runs any more."""
 
     slot: Slot
@@ -56,7 +56,7 @@ class WorkerLost(Event):
     produced_tokens: int | None = None  # tokens it ever sampled, when its counter could be read
 
 
-class WeightsProven(Event):
+class WeightsProven(Event, frozen=True):
     op: OpId
     slot: Slot
     incarnation: Incarnation
@@ -65,14 +65,14 @@ class WeightsProven(Event):
     seconds: float
 
 
-class WeightsFailed(Event):
+class WeightsFailed(Event, frozen=True):
     op: OpId
     slot: Slot
     incarnation: Incarnation
     reason: str
 
 
-class TokensStreamed(Event):
+class TokensStreamed(Event, frozen=True):
     """One frame of a worker. The ids are already in the token store."""
 
     slot: Slot
@@ -80,14 +80,14 @@ class TokensStreamed(Event):
     deltas: tuple[TokenDelta, ...]
 
 
-class EpisodeOpened(Event):
+class EpisodeOpened(Event, frozen=True):
     op: OpId
     trajectory: TrajectoryId
     prompt_tokens: int  # of a fresh episode; a restored one has the tokens it had
     seconds: float
 
 
-class EpisodeStepped(Event):
+class EpisodeStepped(Event, frozen=True):
     op: OpId
     trajectory: TrajectoryId
     observation_tokens: int
@@ -96,14 +96,14 @@ class EpisodeStepped(Event):
     seconds: float
 
 
-class EpisodeFailed(Event):
+class EpisodeFailed(Event, frozen=True):
     op: OpId
     trajectory: TrajectoryId
     kind: EnvironmentFailure
     reason: str
 
 
-class TrainerReady(Event):
+class TrainerReady(Event, frozen=True):
     op: OpId
     incarnation: Incarnation
     version: Version
@@ -111,7 +111,7 @@ class TrainerReady(Event):
     restored: bool
 
 
-class TrainFinished(Event):
+class TrainFinished(Event, frozen=True):
     op: OpId
     incarnation: Incarnation
     version: Version
@@ -122,7 +122,7 @@ class TrainFinished(Event):
     logprob_gap_tokens: int
 
 
-class TrainerLost(Event):
+class TrainerLost(Event, frozen=True):
     incarnation: Incarnation
     reason: str
 
