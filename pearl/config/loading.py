@@ -1,0 +1,95 @@
+"""File and overrides -> one checked ``Config``, and back to the resolved copies."""
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import tomli_w
+
+from pearl.config.schema import KEYS, ConfigError, Table, accept_none, problems
+from pearl.config.validation import validate
+from pearl.state.config import Config
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Read ``path``, apply ``section.key=value`` overrides in order, check everything.
+
+    Raises:
+        ConfigError: with one line for each thing that is wrong.
+    """
+    table = _read(Path(path))
+    wrong = [f"{path}: {problem}" for problem in problems(table)]
+    for override in overrides:
+        wrong.extend(_apply(table, override))
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+    accept_none(table)
+    config = msgspec.convert(table, Config)
+    validate(config)
+    return config
+
+
+def resolved_toml(config: Config) -> str:
+    """All settings as a file that ``load`` reads back to an equal ``Config``; unset keys are left out."""
+    sections = msgspec.to_builtins(config)
+    return tomli_w.dumps(
+        {
+            name: {key: value for key, value in section.items() if value is not None}
+            for name, section in sections.items()
+        }
+    )
+
+
+def resolved_json(config: Config) -> str:
+    """All settings as one JSON object, for processes that are handed them."""
+    return msgspec.json.encode(config).decode()
+
+
+def _read(path: Path) -> Table:
+    try:
+        # A byte-order mark is what some editors leave; it is not part of the settings.
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start})") from None
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: is not valid TOML: {error}") from None
+
+
+def _apply(table: Table, override: str) -> list[str]:
+    """Merge one override into ``table``, or say what is wrong with it."""
+    name, equals, text = override.partition("=")
+    keys = name.strip().split(".")
+    if not equals or not text.strip() or not all(keys):
+        return [f"override {override!r}: write section.key=value, for example run.num_steps=10"]
+    value = _value(keys, text.strip())
+    for key in reversed(keys):
+        value = {key: value}
+    wrong = [f"override {override!r}: {problem}" for problem in problems(value)]
+    if not wrong:
+        _merge(table, value)
+    return wrong
+
+
+def _value(keys: list[str], text: str) -> Any:
+    """As TOML would read it; a bare word is a string, and so is anything where a string is due."""
+    if len(keys) == 2 and KEYS.get(keys[0], {}).get(keys[1]) is str and text[0] not in "\"'":
+        return text
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return parsed["value"] if len(parsed) == 1 else text
+
+
+def _merge(table: Table, more: Table) -> None:
+    for key, value in more.items():
+        if isinstance(value, dict) and isinstance(table.get(key), dict):
+            _merge(table[key], value)
+        else:
+            table[key] = value

@@ -1,0 +1,206 @@
+"""What types cannot say: ranges, and settings that must fit each other."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+from pearl.config.schema import ConfigError, show
+from pearl.config.suggest import nearest
+from pearl.state.config import Config
+
+BUILT_IN_ENVIRONMENTS = ("bugfix",)
+
+AT_LEAST: dict[str, dict[str, int]] = {
+    "run": {"seed": 0, "num_steps": 1},
+    "model": dict.fromkeys(
+        ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_size"), 1
+    ),
+    "data": {"batch_size": 1, "group_size": 1, "num_epochs": 1},
+    "environment": {
+        "num_workers": 1,
+        "max_turns": 1,
+        "max_observation_tokens": 1,
+        "max_failures": 0,
+        "num_evaluation_tasks": 0,
+    },
+    "rollout": {
+        "num_workers": 1,
+        "gpus_per_worker": 1,
+        "max_in_flight": 0,
+        "max_requests_per_worker": 1,
+        "staleness_bound": 0,
+        "max_new_tokens_per_turn": 1,
+        "max_context_tokens": 2,
+        "kv_capacity_tokens": 1,
+        "prefill_chunk_tokens": 1,
+        "page_tokens": 1,
+        "frame_iterations": 1,
+    },
+    "training": {
+        "num_ranks": 1,
+        "warmup_steps": 0,
+        "weight_decay": 0,
+        "kl_coefficient": 0,
+        "updates_per_step": 1,
+        "tokens_per_micro_batch": 1,
+        "checkpoint_every": 1,
+        "keep_checkpoints": 1,
+    },
+    "warm_start": {"num_steps": 0, "batch_size": 1, "warmup_steps": 0, "num_demonstrations": 1},
+    "weights": {"bucket_bytes": 4096},
+    "runtime": {"queue_messages": 1, "max_frame_bytes": 1 << 20, "max_restarts": 0},
+}
+"""Smallest allowed value of a key."""
+
+POSITIVE: dict[str, tuple[str, ...]] = {
+    "model": ("initializer_range",),
+    "environment": ("reset_timeout_s", "step_timeout_s"),
+    "rollout": ("temperature", "turn_deadline_s", "trajectory_deadline_s", "frame_period_s"),
+    "training": ("learning_rate", "max_grad_norm", "clip_low", "clip_high", "tis_cap"),
+    "warm_start": ("learning_rate",),
+    "weights": ("bucket_deadline_s",),
+    "runtime": (
+        "start_timeout_s",
+        "heartbeat_period_s",
+        "heartbeat_timeout_s",
+        "progress_timeout_s",
+        "update_timeout_s",
+        "train_timeout_s",
+        "lease_s",
+        "restart_window_s",
+    ),
+}
+"""Keys that must be greater than 0. Temperature 0 would leave nothing to explore; evaluation is greedy anyway."""
+
+
+def validate(config: Config) -> None:
+    """Raise ConfigError with a line for each value that is out of range or does not fit the others."""
+    wrong = list(_ranges(config))
+    if not wrong:  # the rules below take sane ranges for granted
+        for rule in (_model, _data, _environment, _rollout, _training, _runtime, _not_built):
+            wrong.extend(rule(config))
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+
+
+def _ranges(config: Config) -> Iterator[str]:
+    for section, bounds in AT_LEAST.items():
+        for key, least in bounds.items():
+            value = _get(config, section, key)
+            if value < least:
+                yield f"{section}.{key}: {show(value)} is less than {least}"
+    for section, keys in POSITIVE.items():
+        for key in keys:
+            value = _get(config, section, key)
+            if value <= 0:
+                yield f"{section}.{key}: {show(value)} must be greater than 0"
+    if config.run.seed >= 1 << 63:
+        yield f"run.seed: {config.run.seed} does not fit in 63 bits"
+
+
+def _model(config: Config) -> Iterator[str]:
+    model = config.model
+    if not model.path:
+        yield 'model.path: is empty; give a model directory or "tiny-qwen3"'
+    if model.num_heads % model.num_kv_heads:
+        yield f"model.num_heads: {model.num_heads} is not a multiple of model.num_kv_heads = {model.num_kv_heads}"
+    if model.head_dim % 2:
+        yield f"model.head_dim: {model.head_dim} is odd; rotary position embeddings need an even size"
+
+
+def _data(config: Config) -> Iterator[str]:
+    batch, group = config.data.batch_size, config.data.group_size
+    if batch % group:
+        below, above = batch // group * group, (batch // group + 1) * group
+        fits = f"{below} or {above}" if below else f"{above}"
+        yield f"data.batch_size: {batch} is not a multiple of data.group_size = {group}; {fits} would be"
+    if group == 1:
+        yield "data.group_size: 1 teaches nothing, since an advantage is relative to the group; use at least 2"
+
+
+def _environment(config: Config) -> Iterator[str]:
+    name = config.environment.name
+    if name in BUILT_IN_ENVIRONMENTS or re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name):
+        return
+    guess = nearest(name, BUILT_IN_ENVIRONMENTS)
+    way_out = f'did you mean "{guess}"?' if guess else f"built in: {', '.join(BUILT_IN_ENVIRONMENTS)}"
+    yield f'environment.name: "{name}" is unknown; {way_out} (your own: "package.module:Class")'
+
+
+def _rollout(config: Config) -> Iterator[str]:
+    rollout = config.rollout
+    if rollout.max_new_tokens_per_turn >= rollout.max_context_tokens:
+        yield (
+            f"rollout.max_new_tokens_per_turn: {rollout.max_new_tokens_per_turn} leaves no room for a prompt in "
+            f"rollout.max_context_tokens = {rollout.max_context_tokens}"
+        )
+    pages = -(-rollout.max_context_tokens // rollout.page_tokens)
+    if rollout.kv_capacity_tokens < pages * rollout.page_tokens:
+        yield (
+            f"rollout.kv_capacity_tokens: {rollout.kv_capacity_tokens} does not hold one trajectory of "
+            f"rollout.max_context_tokens = {rollout.max_context_tokens} (whole pages of {rollout.page_tokens}): "
+            f"at least {pages * rollout.page_tokens}"
+        )
+    if rollout.trajectory_deadline_s < rollout.turn_deadline_s:
+        yield (
+            f"rollout.trajectory_deadline_s: {rollout.trajectory_deadline_s} is less than "
+            f"rollout.turn_deadline_s = {rollout.turn_deadline_s}, a single turn's"
+        )
+
+
+def _training(config: Config) -> Iterator[str]:
+    training, warm_start = config.training, config.warm_start
+    if training.clip_low >= 1:
+        yield f"training.clip_low: {training.clip_low} must be less than 1: the ratio is clipped to 1 - clip_low"
+    if not all(0 <= beta < 1 for beta in training.betas):
+        yield f"training.betas: {show(training.betas)} must both be at least 0 and less than 1"
+    groups = config.data.batch_size // config.data.group_size
+    if training.updates_per_step > groups:
+        yield f"training.updates_per_step: {training.updates_per_step} is more than the {groups} groups of a batch"
+    if training.tokens_per_micro_batch < config.rollout.max_context_tokens:
+        yield (
+            f"training.tokens_per_micro_batch: {training.tokens_per_micro_batch} does not hold one trajectory of "
+            f"rollout.max_context_tokens = {config.rollout.max_context_tokens}"
+        )
+    if 0 < warm_start.num_steps < warm_start.warmup_steps:
+        yield (
+            f"warm_start.warmup_steps: {warm_start.warmup_steps} is more than "
+            f"warm_start.num_steps = {warm_start.num_steps}"
+        )
+
+
+def _runtime(config: Config) -> Iterator[str]:
+    runtime = config.runtime
+    if not _is_tcp(runtime.address):
+        yield f'runtime.address: "{runtime.address}" is not tcp://HOST:PORT (port 0 = any free one)'
+    for key in ("heartbeat_timeout_s", "lease_s"):
+        value = _get(config, "runtime", key)
+        if value < 2 * runtime.heartbeat_period_s:
+            yield (
+                f"runtime.{key}: {value} is less than two heartbeats "
+                f"(runtime.heartbeat_period_s = {runtime.heartbeat_period_s}): healthy peers would be ended"
+            )
+
+
+def _not_built(config: Config) -> Iterator[str]:
+    if config.rollout.engine != "torch":
+        yield f'rollout.engine: "{config.rollout.engine}" is not built yet; use "torch"'
+    if config.rollout.gpus_per_worker != 1:
+        yield f"rollout.gpus_per_worker: {config.rollout.gpus_per_worker}: more than 1 is not built yet"
+    for key, built in (("inter", False), ("borrow", "never"), ("pd", "colocated")):
+        value = _get(config, "elastic", key)
+        if value != built:
+            yield f"elastic.{key}: {show(value)} is not built yet; use {show(built)}"
+
+
+def _is_tcp(address: str) -> bool:
+    try:
+        parts = urlsplit(address)
+        return parts.scheme == "tcp" and bool(parts.hostname) and parts.port is not None and not parts.path
+    except ValueError:
+        return False
+
+
+def _get(config: Config, section: str, key: str) -> Any:
+    return getattr(getattr(config, section), key)

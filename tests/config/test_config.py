@@ -1,0 +1,203 @@
+"""Settings: what is right is read back whole, what is wrong is refused with the way out."""
+
+from pathlib import Path
+
+import pytest
+
+from pearl.config import ConfigError, load, resolved_json, resolved_toml
+from pearl.state.config import Config
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "job.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def refusal(tmp_path: Path, text: str, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(write(tmp_path, text), overrides)
+    return str(caught.value)
+
+
+def test_empty_file_is_the_defaults(tmp_path: Path) -> None:
+    assert load(write(tmp_path, "")) == Config()
+
+
+def test_values_and_overrides_of_every_type(tmp_path: Path) -> None:
+    text = "[rollout]\ntemperature = 1\n[environment.options]\nnum_lines = 6\n"
+    config = load(
+        write(tmp_path, text),
+        [
+            "run.num_steps=7",
+            "run.stop_at_reward=0.9",
+            "training.learning_rate=1e-4",
+            "training.betas=[0.8, 0.9]",
+            "rollout.partial_rollout=false",
+            "rollout.router=sticky",
+            "model.path=2024",
+            'run.run_root="my runs"',
+            "environment.options.num_bugs=2",
+        ],
+    )
+    assert (config.run.num_steps, config.run.stop_at_reward, config.run.run_root) == (7, 0.9, "my runs")
+    assert config.rollout.temperature == 1.0
+    assert config.training.learning_rate == 1e-4
+    assert config.training.betas == (0.8, 0.9)
+    assert config.rollout.partial_rollout is False
+    assert config.rollout.router == "sticky"
+    assert config.model.path == "2024"
+    assert config.environment.options == {"num_lines": 6, "num_bugs": 2}
+
+
+def test_a_later_override_wins_and_none_unsets(tmp_path: Path) -> None:
+    path = write(tmp_path, "[run]\nstop_at_reward = 0.5\n")
+    assert load(path, ["run.stop_at_reward=0.7", "run.stop_at_reward=none"]).run.stop_at_reward is None
+
+
+def test_resolved_copy_reads_back_equal(tmp_path: Path) -> None:
+    config = load(
+        write(tmp_path, ""),
+        ['environment.options.text=a "b"\\n', "training.learning_rate=1e-5", "run.seed=3"],
+    )
+    assert load(write(tmp_path, resolved_toml(config))) == config
+    assert '"stop_at_reward":null' in resolved_json(config)
+
+
+def test_byte_order_mark_and_crlf(tmp_path: Path) -> None:
+    assert load(write(tmp_path, "\ufeff[run]\r\nseed = 5\r\n")).run.seed == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "[rollout]\nmax_stalenes = 1",
+            "rollout.max_stalenes: unknown key; did you mean rollout.staleness_bound?",
+        ),
+        ("[rollout]\nstalenes_bound = 1", "did you mean rollout.staleness_bound?"),
+        ("[rollout]\nstaleness-bound = 1", "did you mean rollout.staleness_bound?"),
+        ("[rollout]\nTemperature = 1", "did you mean rollout.temperature?"),
+        ("[training]\nbatch_sise = 1", "did you mean"),
+        ("[rollout]\ngroup_size = 8", "it belongs to another section: data.group_size"),
+        ("[rollout]\nlearning-rate = 1", "training.learning_rate or warm_start.learning_rate"),
+        ("group_size = 8", "keys live in sections; write data.group_size"),
+        ("[rolout]\ntemperature = 1", "rolout: unknown section; did you mean [rollout]?"),
+        ("[warm-start]\nnum_steps = 1", "did you mean [warm_start]?"),
+        ("[zzz]\nq = 1", "sections are run, model"),
+        ("[run]\nzzz = 1", "keys of [run] are seed, num_steps"),
+        ("rollout = 3", "rollout: is a section, not a value"),
+    ],
+)
+def test_cf_01_wrong_keys_are_refused_with_the_nearest(tmp_path: Path, text: str, said: str) -> None:
+    message = refusal(tmp_path, text)
+    assert said in message
+    assert "job.toml" in message
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("rollout.max_stalenes=1", "did you mean rollout.staleness_bound?"),
+        ("rollout.group_size=8", "it belongs to another section: data.group_size"),
+        ("rollout.staleness-bound=1", "did you mean rollout.staleness_bound?"),
+        ("group_size=8", "write data.group_size"),
+        ("rollout.temperature.x=1", 'rollout.temperature: {"x":1} is not a number'),
+        ("rollout.temperature", "write section.key=value"),
+        ("rollout.temperature=", "write section.key=value"),
+        (".temperature=1", "write section.key=value"),
+        ("rollout.temperature=1\nrouter = 2", "is not a number"),
+    ],
+)
+def test_cf_01_wrong_overrides_are_refused_alike(tmp_path: Path, override: str, said: str) -> None:
+    message = refusal(tmp_path, "", override)
+    assert said in message
+    assert message.startswith("override ")
+
+
+def test_cf_01_environment_variables_are_no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PEARL_ROLLOUT_STALENESS_BOUND", "0")
+    assert load(write(tmp_path, "")).rollout.staleness_bound == 1
+
+
+def test_cf_01_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
+    message = refusal(tmp_path, "[run]\nsead = 1\nnum_steps = 1.5\n", "data.group=4")
+    assert len(message.splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("run.num_steps=many", 'run.num_steps: "many" is not an integer'),
+        ("run.num_steps=true", "run.num_steps: true is not an integer"),
+        ("rollout.temperature=hot", 'rollout.temperature: "hot" is not a number'),
+        ("rollout.temperature=inf", "rollout.temperature: inf is not a finite number"),
+        ("run.stop_at_reward=nan", "run.stop_at_reward: nan is not a finite number"),
+        ("run.stop_at_reward=high", '"high" is not a number or "none"'),
+        ("rollout.router=stiky", '"stiky" is not one of "sticky", "least-loaded", "cache-aware"'),
+        ("training.betas=[0.9]", "[0.9] is not an array of 2 values, each a number"),
+        ("rollout.partial_rollout=1", "1 is not true or false"),
+        ("environment.options=3", "3 is not a table"),
+        ("environment.options.x=[1]", "environment.options.x: [1] is not an integer or a number or"),
+        ("run.seed=1979-05-27", "is not an integer"),
+    ],
+)
+def test_wrong_types_name_key_value_and_expectation(tmp_path: Path, override: str, said: str) -> None:
+    assert said in refusal(tmp_path, "", override)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            ["data.batch_size=20"],
+            "data.batch_size: 20 is not a multiple of data.group_size = 16; 16 or 32 would be",
+        ),
+        (["data.batch_size=8"], "; 16 would be"),
+        (["data.group_size=1"], "use at least 2"),
+        (["rollout.staleness_bound=-1"], "rollout.staleness_bound: -1 is less than 0"),
+        (["rollout.temperature=0"], "rollout.temperature: 0.0 must be greater than 0"),
+        (["rollout.kv_capacity_tokens=255"], "does not hold one trajectory"),
+        (["rollout.max_context_tokens=250", "rollout.kv_capacity_tokens=251"], "at least 256"),
+        (["rollout.max_new_tokens_per_turn=256"], "leaves no room for a prompt"),
+        (["rollout.trajectory_deadline_s=1"], "less than rollout.turn_deadline_s"),
+        (["training.tokens_per_micro_batch=100"], "does not hold one trajectory"),
+        (["training.updates_per_step=13"], "more than the 12 groups"),
+        (["training.betas=[0.9, 1.0]"], "training.betas: [0.9,1.0]"),
+        (["training.clip_low=1.0"], "training.clip_low"),
+        (["warm_start.num_steps=10"], "warm_start.warmup_steps: 20 is more than warm_start.num_steps = 10"),
+        (["model.num_kv_heads=3"], "model.num_heads: 4 is not a multiple"),
+        (["model.head_dim=7"], "is odd"),
+        (['model.path=""'], "model.path: is empty"),
+        (["environment.name=bugfx"], 'did you mean "bugfix"?'),
+        (["environment.name=chess"], "built in: bugfix"),
+        (["runtime.address=localhost:3"], "is not tcp://HOST:PORT"),
+        (["runtime.address=tcp://h:99999"], "is not tcp://HOST:PORT"),
+        (["runtime.heartbeat_timeout_s=0.6"], "less than two heartbeats"),
+        (["run.seed=9223372036854775808"], "does not fit in 63 bits"),
+        (["rollout.engine=sglang"], 'rollout.engine: "sglang" is not built yet'),
+        (["rollout.engine=emulated"], "not built yet"),
+        (["elastic.inter=true"], "elastic.inter: true is not built yet; use false"),
+        (["elastic.borrow=gated"], "elastic.borrow"),
+        (["elastic.pd=3P5D"], "elastic.pd"),
+    ],
+)
+def test_values_that_do_not_fit(tmp_path: Path, overrides: list[str], said: str) -> None:
+    assert said in refusal(tmp_path, "", *overrides)
+
+
+def test_an_own_environment_is_accepted(tmp_path: Path) -> None:
+    assert load(write(tmp_path, ""), ["environment.name=my.games:Chess"]).environment.name == "my.games:Chess"
+
+
+def test_warm_start_off_needs_no_fitting_schedule(tmp_path: Path) -> None:
+    assert load(write(tmp_path, ""), ["warm_start.num_steps=0"]).warm_start.num_steps == 0
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(tmp_path / "absent.toml")
+    assert "is not valid TOML" in refusal(tmp_path, "[run\n")
+    (tmp_path / "latin.toml").write_bytes(b"# caf\xe9\n")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load(tmp_path / "latin.toml")
