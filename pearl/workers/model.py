@@ -1,0 +1,116 @@
+"""Builds the policy: the built-in random "tiny-qwen3", or any ``transformers`` causal LM from a directory.
+
+Trainer and engines build from here, so that both hold the same tensors under the same canonical names.
+"""
+
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+
+from pearl.state.config import ModelConfig
+
+TINY_MODEL = "tiny-qwen3"
+TINY_MAX_POSITIONS = 32768  # rotary positions are computed, not stored: a high limit costs nothing
+
+
+def use_one_thread() -> None:
+    """Limit torch to one CPU thread. Call once at the start of a process: on models this small more threads
+    spend their time waiting for one another, and several workers share a host's cores."""
+    torch.set_num_threads(1)
+    if torch.get_num_interop_threads() != 1:
+        torch.set_num_interop_threads(1)
+
+
+def resolve_device(config: ModelConfig, index: int = 0) -> torch.device:
+    """The device that ``model.device`` names; ``index`` is the local rank of this process.
+
+    Raises:
+        ValueError: CUDA was asked for and is not there.
+    """
+    available = torch.cuda.is_available()
+    if config.device == "cuda" and not available:
+        raise ValueError('model.device = "cuda", but torch finds no CUDA device; use "auto" or "cpu"')
+    if config.device == "cpu" or not available:
+        return torch.device("cpu")
+    return torch.device("cuda", index % torch.cuda.device_count())
+
+
+def build_model(config: ModelConfig, vocabulary_size: int, seed: int | None) -> PreTrainedModel:
+    """The model of ``config``, on the CPU, in its dtype and in evaluation mode.
+
+    Args:
+        vocabulary_size: ids that must have a row; exact for the built-in model, a minimum for a directory.
+        seed: of the built-in model's weights; None when they are to be replaced anyway.
+
+    Raises:
+        ValueError: the settings name no model, or one that is too small for the vocabulary.
+    """
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    if config.path == TINY_MODEL:
+        model = _build_tiny(config, vocabulary_size, seed, dtype)
+    else:
+        model = _load(config, dtype)
+    rows = model.get_input_embeddings().weight.shape[0]
+    if rows < vocabulary_size:
+        raise ValueError(
+            f"model.path = {config.path!r} has {rows} token ids, the environment uses {vocabulary_size}; "
+            "use a model made for this environment's tokenizer"
+        )
+    return model.eval()
+
+
+def canonical_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """What a snapshot of ``model`` holds, in name order: every entry of ``state_dict()`` once.
+
+    A tensor known under several names (tied weights) is kept under the first of them in sorted order:
+    with tied embeddings ``lm_head.weight`` stands for ``model.embed_tokens.weight`` too. The tensors
+    are the model's own, not copies.
+    """
+    seen: set[int] = set()
+    tensors: dict[str, torch.Tensor] = {}
+    for name, tensor in sorted(model.state_dict(keep_vars=True).items()):
+        # keep_vars hands out the parameters themselves, so a tie is one object, sharded or not.
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            tensors[name] = tensor
+    return tensors
+
+
+def _build_tiny(
+    config: ModelConfig, vocabulary_size: int, seed: int | None, dtype: torch.dtype
+) -> PreTrainedModel:
+    settings = Qwen3Config(
+        vocab_size=vocabulary_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.ffn_size,
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=config.num_heads,
+        num_key_value_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        initializer_range=config.initializer_range,
+        max_position_embeddings=TINY_MAX_POSITIONS,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        if seed is not None:
+            torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(settings)
+    return cast(PreTrainedModel, nn.Module.to(model, dtype))
+
+
+def _load(config: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
+    if not (Path(config.path) / "config.json").is_file():
+        raise ValueError(
+            f"model.path = {config.path!r} is not a model directory (no config.json there); "
+            f'give the path of a downloaded transformers model, or "{TINY_MODEL}"'
+        )
+    model = AutoModelForCausalLM.from_pretrained(
+        config.path, dtype=dtype, local_files_only=True, trust_remote_code=False
+    )
+    return cast(PreTrainedModel, model)
