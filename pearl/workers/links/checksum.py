@@ -30,7 +30,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     """The tensor's bytes in row-major order; a view when it is contiguous and on the host, else a copy."""
-    return memoryview(byte_tensor(tensor.detach().cpu()).numpy())
+    return byte_tensor(tensor.detach().cpu()).numpy().data
 
 
 def byte_tensor(tensor: torch.Tensor) -> torch.Tensor:
