@@ -1,0 +1,148 @@
+"""The run's journal: a directory (``D/journal.msgpack/``) of segments. Each opens with a snapshot of the core and
+holds the entries (now, event, commands) that came after it, so any segment can be replayed on its own and a
+resume reads only the newest.
+
+The journal neither knows nor checks what events, commands and snapshots are: the caller encodes them, the first
+two as MessagePack. ``append`` returns when the entries are with the OS, and only then may their commands run.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from pearl.runtime import segments
+
+FORMAT = 1
+SEGMENT_BYTES = 64 << 20  # a segment is read whole into memory when replayed
+
+
+class Opening(msgspec.Struct, frozen=True, array_like=True):
+    """First record of a segment: the core's state before entry number ``first_entry`` (from 0)."""
+
+    format: int
+    first_entry: int
+    snapshot: bytes
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    now: float
+    event: msgspec.Raw
+    commands: msgspec.Raw
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """A snapshot and what happened after it."""
+
+    opening: Opening
+    entries: list[Entry]
+    torn_bytes: int  # of a last record that a crash cut short; its commands never ran
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_opening = msgspec.msgpack.Decoder(Opening).decode
+_decode_entry = msgspec.msgpack.Decoder(Entry).decode
+
+
+class Journal:
+    """The one writer of a journal; made by ``create`` or ``open_for_append``."""
+
+    def __init__(
+        self, directory: Path, number: int, first_entry: int, snapshot: bytes, segment_bytes: int
+    ) -> None:
+        self.directory = directory
+        self.num_entries = first_entry  # since the run began
+        self._segment_bytes = segment_bytes
+        self._number = number
+        self._writer = self._open_segment(snapshot)
+
+    @classmethod
+    def create(cls, directory: Path, snapshot: bytes, *, segment_bytes: int = SEGMENT_BYTES) -> Self:
+        """Begin a journal. ValueError when there is one already."""
+        directory.mkdir(parents=True, exist_ok=True)
+        segments.remove_drafts(directory)
+        if segments.segment_numbers(directory):
+            raise ValueError(
+                f"{directory} already holds a journal: resume that run or choose another run directory"
+            )
+        return cls(directory, 1, 0, snapshot, segment_bytes)
+
+    @classmethod
+    def open_for_append(cls, directory: Path, snapshot: bytes, *, segment_bytes: int = SEGMENT_BYTES) -> Self:
+        """Go on after ``recover``: cut off a torn tail and open a new segment with ``snapshot``, the state to which
+        the recovered entries led."""
+        segments.remove_drafts(directory)
+        newest = recover(directory)
+        number = segments.segment_numbers(directory)[-1]
+        segments.cut_torn_tail(segments.segment_path(directory, number))
+        first_entry = newest.opening.first_entry + len(newest.entries)
+        return cls(directory, number + 1, first_entry, snapshot, segment_bytes)
+
+    @property
+    def wants_snapshot(self) -> bool:
+        """The segment is full: call ``roll`` when convenient."""
+        return self._writer.size >= self._segment_bytes
+
+    def append(self, entries: Iterable[tuple[float, bytes, bytes]]) -> None:
+        """Write (now, event, commands) each; with the OS on return. After an OSError the run must end."""
+        records = [
+            _encode(Entry(now, msgspec.Raw(event), msgspec.Raw(commands))) for now, event, commands in entries
+        ]
+        self._writer.write(records)
+        self.num_entries += len(records)
+
+    def roll(self, snapshot: bytes) -> None:
+        """Close the segment and open the next with ``snapshot``, the state after the last entry."""
+        self._writer.close()
+        self._number += 1
+        self._writer = self._open_segment(snapshot)
+
+    def prune(self, keep_snapshots: int) -> int:
+        """Delete the segments before the last ``keep_snapshots`` ones; replay then begins there. Returns how many."""
+        assert keep_snapshots >= 1
+        old = segments.segment_numbers(self.directory)[:-keep_snapshots]
+        for number in old:
+            segments.segment_path(self.directory, number).unlink()
+        return len(old)
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _open_segment(self, snapshot: bytes) -> segments.SegmentWriter:
+        opening = Opening(FORMAT, self.num_entries, snapshot)
+        return segments.SegmentWriter(segments.segment_path(self.directory, self._number), [_encode(opening)])
+
+
+def recover(directory: Path) -> Segment:
+    """The newest segment. ValueError when there is no journal, DamagedError when it is damaged."""
+    return _load(segments.segment_path(directory, _numbers(directory)[-1]), may_be_torn=True)
+
+
+def read(directory: Path) -> Iterator[Segment]:
+    """All segments in order, one in memory at a time. Raises as ``recover``."""
+    numbers = _numbers(directory)
+    for number in numbers:
+        yield _load(segments.segment_path(directory, number), may_be_torn=number == numbers[-1])
+
+
+def _numbers(directory: Path) -> list[int]:
+    numbers = segments.segment_numbers(directory) if directory.is_dir() else []
+    if not numbers:
+        raise ValueError(f"{directory} holds no journal: is it the journal.msgpack of a run directory?")
+    return numbers
+
+
+def _load(path: Path, *, may_be_torn: bool) -> Segment:
+    size = path.stat().st_size
+    records = list(segments.read_segment(path, may_be_torn=may_be_torn))
+    if not records:
+        raise segments.DamagedError(f"{path}: the snapshot at offset 0 is cut short")
+    try:
+        opening = _decode_opening(records[0].payload)
+        entries = [_decode_entry(record.payload) for record in records[1:]]
+    except msgspec.DecodeError as error:
+        raise segments.DamagedError(f"{path}: not a segment of a journal: {error}") from error
+    if opening.format != FORMAT:
+        raise ValueError(f"{path} has journal format {opening.format}; this version of PEARL reads {FORMAT}")
+    return Segment(opening, entries, size - records[-1].end)
