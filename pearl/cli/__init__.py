@@ -1,0 +1,146 @@
+"""The ``pearl`` command. Imports what a command needs when it runs, so that help and mistakes answer at once.
+
+Exit codes: 0 done, 1 it failed, 2 it was asked wrongly, 130 and 143 stopped by SIGINT and SIGTERM.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pearl.config.schema import ConfigError
+
+USAGE = """\
+usage: pearl COMMAND ...
+
+  run CONFIG [key=value ...]   the job, all processes
+  status                       the worker table of a live run
+  replay RUN_DIR               check a run's journal against a fresh core
+  report RUN_DIR               one static HTML page about a run
+
+pearl COMMAND --help says more. Not built yet: simulate, decide, preempt, agent."""
+
+NOT_BUILT = ("simulate", "decide", "preempt", "agent")
+FAILED, ASKED_WRONGLY, INTERRUPTED = 1, 2, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(USAGE)
+        return 0 if words else ASKED_WRONGLY
+    if words[0] == "--version":
+        return _version()
+    command = COMMANDS.get(words[0])
+    if command is None:
+        return _fail(_unknown(words[0]), ASKED_WRONGLY)
+    try:
+        return command(words[1:])
+    except ConfigError as error:
+        return _fail(str(error), ASKED_WRONGLY)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _run(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="pearl run",
+        usage="pearl run CONFIG [key=value ...] [--run-dir D] [--dry-run] [--resume]",
+        description="Run a job. Settings come from CONFIG (TOML) and section.key=value overrides, nothing else.",
+    )
+    parser.add_argument(
+        "words", nargs="*", metavar="CONFIG, key=value", help="one file, any number of overrides"
+    )
+    parser.add_argument(
+        "--run-dir", type=Path, help="a new directory for its files (default: a new one in runs/)"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the resolved settings; start nothing")
+    parser.add_argument("--resume", action="store_true", help="go on with --run-dir, or with the newest run")
+    options = parser.parse_intermixed_args(words)
+    configs = [word for word in options.words if "=" not in word]
+    if len(configs) > 1:
+        raise ConfigError(f"one CONFIG, please, not {len(configs)}: {', '.join(configs)}")
+    from pearl.cli import run
+
+    return run.run(
+        run.Request(
+            config=Path(configs[0]) if configs else None,
+            overrides=[word for word in options.words if "=" in word],
+            run_dir=options.run_dir,
+            dry_run=options.dry_run,
+            resume=options.resume,
+        )
+    )
+
+
+def _status(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="pearl status", description="The worker table of a live run.")
+    parser.add_argument("--run-dir", type=Path, help="of the run (default: the newest live one)")
+    parser.add_argument("--json", action="store_true", help="the answer as it came")
+    options = parser.parse_args(words)
+    from pearl.cli import status
+
+    return status.status(options.run_dir, as_json=options.json)
+
+
+def _replay(words: Sequence[str]) -> int:
+    run_dir = _run_dir_argument("pearl replay", "Check a run's journal against a fresh core.", words)
+    from pearl.coordinator import replay
+
+    difference = replay.check(run_dir)
+    if difference is not None:
+        return _fail(difference, FAILED)
+    print(f"{run_dir}: a fresh core gives the same commands")
+    return 0
+
+
+def _report(words: Sequence[str]) -> int:
+    run_dir = _run_dir_argument(
+        "pearl report", "Write RUN_DIR/report.html, which needs no network to look at.", words
+    )
+    from pearl.report.report import build
+
+    print(build(run_dir))
+    return 0
+
+
+def _run_dir_argument(program: str, description: str, words: Sequence[str]) -> Path:
+    parser = argparse.ArgumentParser(prog=program, description=description)
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    run_dir: Path = parser.parse_args(words).run_dir
+    if not (run_dir / "config.toml").is_file():
+        raise ConfigError(f"{run_dir}: is no run directory (it has no config.toml)")
+    return run_dir
+
+
+def _not_built(name: str) -> Callable[[Sequence[str]], int]:
+    return lambda _: _fail(f"pearl {name} is not built yet", ASKED_WRONGLY)
+
+
+def _unknown(name: str) -> str:
+    from pearl.config.suggest import nearest
+
+    guess = nearest(name, COMMANDS)
+    return f'"{name}" is no command; ' + (f"did you mean pearl {guess}?" if guess else "see pearl --help")
+
+
+def _version() -> int:
+    from importlib.metadata import version
+
+    print(f"pearl {version('pearl')}")
+    return 0
+
+
+def _fail(message: str, code: int) -> int:
+    for line in message.splitlines():
+        print(f"error: {line}", file=sys.stderr)
+    return code
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "run": _run,
+    "status": _status,
+    "replay": _replay,
+    "report": _report,
+    **{name: _not_built(name) for name in NOT_BUILT},
+}

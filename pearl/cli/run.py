@@ -1,0 +1,127 @@
+"""``pearl run``: which settings, which directory; the coordinator's service does the rest."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from pearl import config as settings
+from pearl.config import ConfigError
+from pearl.state.config import Config, RunConfig
+
+
+class Request(NamedTuple):
+    """What the person typed."""
+
+    config: Path | None
+    overrides: Sequence[str]
+    run_dir: Path | None
+    dry_run: bool
+    resume: bool
+
+
+def run(request: Request) -> int:
+    """Run or resume; the exit code.
+
+    Raises:
+        ConfigError: for wrong settings or a directory that cannot be used.
+    """
+    config, run_dir = _resumed(request) if request.resume else _fresh(request)
+    if request.dry_run:
+        print(settings.resolved_toml(config) + would_start(config, run_dir, request.resume))
+        return 0
+    run_dir = run_dir if request.resume else _claim(run_dir, by_name=request.run_dir is not None)
+    from pearl.coordinator import service
+
+    return service.run(config, run_dir, resume=request.resume)
+
+
+def would_start(config: Config, run_dir: Path, resume: bool) -> str:
+    """What ``--dry-run`` says after the settings: comments, so that the whole stays a TOML file."""
+    rollout, training, environment = config.rollout, config.training, config.environment
+    prompts = config.data.batch_size // config.data.group_size
+    lines = [
+        f"would {'resume' if resume else 'start'}, in {run_dir}:",
+        "  1 coordinator and 1 node agent on this host",
+        f"  training: {training.num_ranks} rank(s), model {config.model.path}, device {config.model.device}",
+        f"  rollout: {rollout.num_workers} worker(s), engine {rollout.engine}, router {rollout.router}",
+        f"  environment: {environment.num_workers} worker(s), {environment.name}",
+        f"  {config.run.num_steps} steps of {prompts} prompts x {config.data.group_size} trajectories,"
+        f" staleness at most {rollout.staleness_bound}",
+    ]
+    return "\n" + "\n".join(f"# {line}" for line in lines)
+
+
+def _fresh(request: Request) -> tuple[Config, Path]:
+    if request.config is None:
+        raise ConfigError("give the job's CONFIG file, for example: pearl run launch/configs/quickstart.toml")
+    config = settings.load(request.config, request.overrides)
+    if request.run_dir is not None:
+        _refuse_used(request.run_dir)
+        return config, request.run_dir
+    started = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    return config, Path(config.run.run_root) / f"{started}-{request.config.stem}"
+
+
+def _refuse_used(run_dir: Path) -> None:
+    if run_dir.exists() and not run_dir.is_dir():
+        raise ConfigError(f"--run-dir {run_dir}: is a file")
+    if run_dir.is_dir() and any(run_dir.iterdir()):
+        raise ConfigError(
+            f"--run-dir {run_dir}: is not empty; name a new directory, or add --resume to go on with the run in it"
+        )
+
+
+def _claim(run_dir: Path, *, by_name: bool) -> Path:
+    """Make the directory. A name we chose is made unique; making it is what decides between two at once."""
+    try:
+        if by_name:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            return run_dir
+        run_dir.parent.mkdir(parents=True, exist_ok=True)
+        return _make_unique(run_dir)
+    except OSError as error:
+        raise ConfigError(f"{run_dir}: cannot be made: {error.strerror}; use --run-dir") from None
+
+
+def _make_unique(run_dir: Path) -> Path:
+    for number in range(1, 1000):
+        candidate = run_dir if number == 1 else run_dir.with_name(f"{run_dir.name}-{number}")
+        try:
+            candidate.mkdir()
+        except FileExistsError:
+            continue
+        return candidate
+    raise ConfigError(f"{run_dir}: a thousand runs of that name; use --run-dir")
+
+
+def _resumed(request: Request) -> tuple[Config, Path]:
+    """The run's own settings; a CONFIG given beside --resume must say the same."""
+    given = settings.load(request.config, request.overrides) if request.config is not None else None
+    if given is None and request.overrides:
+        raise ConfigError("--resume goes on with the run's own settings: leave the overrides away")
+    run_dir = request.run_dir or _newest(Path((given.run if given else RunConfig()).run_root))
+    if not (run_dir / "config.toml").is_file():
+        raise ConfigError(f"{run_dir}: has no config.toml, so there is no run to resume; leave --resume away")
+    config = settings.load(run_dir / "config.toml")
+    if given is not None and given != config:
+        changed = ", ".join(_differences(given, config))
+        raise ConfigError(
+            f"{run_dir}: was started with other settings ({changed}); pearl run --resume --run-dir {run_dir} "
+            "goes on with its own"
+        )
+    return config, run_dir
+
+
+def _newest(run_root: Path) -> Path:
+    configs = list(run_root.glob("*/config.toml"))
+    if not configs:
+        raise ConfigError(f"{run_root}: holds no run to resume; name one with --run-dir")
+    return max(configs, key=lambda path: path.stat().st_mtime_ns).parent
+
+
+def _differences(one: Config, other: Config) -> list[str]:
+    left, right = msgspec.to_builtins(one), msgspec.to_builtins(other)
+    return [f"{name}.{key}" for name in left for key in left[name] if left[name][key] != right[name][key]]

@@ -1,0 +1,167 @@
+"""The plots. Each returns a plotly figure, or None when the run recorded nothing for it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+
+from pearl.report import timeline
+from pearl.report.reading import Line, RunData
+
+Figure = Any  # plotly ships no types
+
+BLUE, ORANGE, GREEN, GREY, RED = "#2563a8", "#d97a1e", "#2d8659", "#8a8f98", "#b3261e"
+STATE_COLOURS = {
+    "starting": "#c9ced6",
+    "waiting for weights": "#dfe3e8",
+    "stopping": "#d9b3af",
+    "updating": "#e9b64a",
+    "idle": "#dfe3e8",
+    "transitioning": "#e9b64a",
+    "training": GREEN,
+    "active (colocated)": BLUE,
+    "active (prefill)": "#7b52ab",
+    "active (decode)": "#2a9d9d",
+}
+
+
+def reward(run: RunData) -> Figure | None:
+    if not run.steps and not run.evaluations:
+        return None
+    figure = _figure("Reward", "step", "mean reward")
+    _line(figure, run.steps, "reward_mean", "sampled, training batch", BLUE)
+    figure.add_trace(
+        go.Scatter(
+            x=[line.get("step") for line in run.evaluations],
+            y=[line.get("reward_mean") for line in run.evaluations],
+            name="greedy, held-out tasks",
+            mode="lines+markers",
+            line={"color": ORANGE, "dash": "dot"},
+            marker={"size": 10, "symbol": "diamond"},
+        )
+    )
+    return figure.update_yaxes(rangemode="tozero")
+
+
+def throughput(run: RunData) -> Figure | None:
+    if not run.steps:
+        return None
+    figure = _figure("Throughput", "step", "tokens / s")
+    for key, name, colour in (
+        ("tokens_generated", "generated", BLUE),
+        ("tokens_trained", "trained", GREEN),
+    ):
+        figure.add_trace(
+            go.Bar(
+                x=_column(run.steps, "step"),
+                y=[_per_second(line, key) for line in run.steps],
+                name=name,
+                marker_color=colour,
+            )
+        )
+    return figure.update_layout(barmode="stack", bargap=0.15)
+
+
+def staleness(run: RunData) -> Figure | None:
+    keys = ("max_staleness", "mean_staleness", "mean_token_age")
+    if not any(line.get(key) is not None for line in run.steps for key in keys):
+        return None
+    figure = _figure("Staleness", "step", "weight versions")
+    for key, colour in zip(keys, (RED, BLUE, ORANGE), strict=True):
+        if any(line.get(key) is not None for line in run.steps):
+            _line(figure, run.steps, key, key.replace("_", " "), colour)
+    return figure.update_yaxes(rangemode="tozero")
+
+
+def logprob_gap(run: RunData) -> Figure | None:
+    """Rollout against training, over tokens made wholly under the trained weights; a step without any is left out."""
+    lines = [line for line in run.steps if line.get("max_logprob_gap") and line.get("logprob_gap_tokens", 1)]
+    if not lines:
+        return None
+    figure = _figure("Largest log-prob gap, rollout against training", "step", "|difference|")
+    _line(figure, lines, "max_logprob_gap", "max gap", BLUE)
+    return figure.update_yaxes(type="log", exponentformat="power").update_layout(showlegend=False)
+
+
+def workers(run: RunData) -> Figure | None:
+    """Rows of slots and the training world; a bar a state, a tick a new version, a cross a loss."""
+    bars = timeline.bars(run)
+    if not bars:
+        return None
+    figure = _figure("Workers and training over time", "seconds since the run began", "")
+    for state in dict.fromkeys(bar.state for bar in bars):
+        _state_trace(figure, [bar for bar in bars if bar.state == state], state)
+    _marks(figure, timeline.version_changes(run), "new weight version", "line-ns-open", "#1c2128")
+    _marks(figure, timeline.losses(run), "lost", "x", RED)
+    names = list(timeline.rows(run))
+    figure.update_yaxes(categoryorder="array", categoryarray=names[::-1])
+    return figure.update_layout(barmode="overlay", height=150 + 44 * len(names))
+
+
+def _state_trace(figure: Figure, bars: Sequence[timeline.Bar], state: str) -> None:
+    figure.add_trace(
+        go.Bar(
+            orientation="h",
+            y=[bar.row for bar in bars],
+            x=[bar.end_s - bar.start_s for bar in bars],
+            base=[bar.start_s for bar in bars],
+            customdata=[(bar.start_s, bar.end_s, bar.version, bar.detail) for bar in bars],
+            hovertemplate="%{customdata[0]:.2f} to %{customdata[1]:.2f} s<br>version %{customdata[2]}"
+            "<br>%{customdata[3]}<extra>" + state + "</extra>",
+            name=state,
+            marker={"color": STATE_COLOURS.get(state, GREY), "line": {"width": 0}},
+            width=0.6,
+        )
+    )
+
+
+def _marks(figure: Figure, marks: Sequence[timeline.Mark], name: str, symbol: str, colour: str) -> None:
+    if marks:
+        figure.add_trace(
+            go.Scatter(
+                x=[mark.time_s for mark in marks],
+                y=[mark.row for mark in marks],
+                text=[mark.label for mark in marks],
+                hovertemplate="%{x:.2f} s: %{text}<extra>" + name + "</extra>",
+                name=name,
+                mode="markers",
+                marker={"symbol": symbol, "size": 12, "color": colour, "line": {"width": 2, "color": colour}},
+            )
+        )
+
+
+def _figure(title: str, x: str, y: str) -> Figure:
+    figure = go.Figure()
+    figure.update_layout(
+        title={"text": title, "font": {"size": 16}},
+        xaxis={"title": {"text": x}},
+        yaxis={"title": {"text": y}},
+        template="plotly_white",
+        height=340,
+        margin={"l": 70, "r": 20, "t": 50, "b": 50},
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 1, "xanchor": "right"},
+        font={"family": "system-ui, sans-serif"},
+    )
+    return figure
+
+
+def _line(figure: Figure, lines: Sequence[Line], key: str, name: str, colour: str) -> None:
+    figure.add_trace(
+        go.Scatter(
+            x=_column(lines, "step"),
+            y=_column(lines, key),
+            name=name,
+            mode="lines+markers",
+            line={"color": colour},
+            marker={"size": 4},
+        )
+    )
+
+
+def _column(lines: Sequence[Line], key: str) -> list[Any]:
+    return [line.get(key) for line in lines]
+
+
+def _per_second(line: Line, key: str) -> float | None:
+    seconds, tokens = line.get("seconds"), line.get(key)
+    return tokens / seconds if seconds and tokens is not None else None

@@ -1,0 +1,50 @@
+"""The HTML around the plots. Everything is inline: the file can be mailed and opened offline."""
+
+from collections.abc import Sequence
+from html import escape
+
+from plotly.offline import get_plotlyjs
+
+STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; color: #1c2128; background: #f4f5f7; margin: 0 auto; padding: 24px;
+       max-width: 1100px; }
+h1 { font-size: 22px; margin: 0 0 16px; overflow-wrap: anywhere; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; }
+.tile, .plot, details { background: #fff; border: 1px solid #dfe3e8; border-radius: 6px; }
+.tile { padding: 10px 14px; }
+.tile b { display: block; font-size: 20px; font-weight: 600; }
+.tile span { color: #57606a; font-size: 13px; }
+.plot { margin-top: 14px; padding: 6px; }
+.remark { background: #fdf3d8; border: 1px solid #e9d59a; border-radius: 6px; padding: 8px 14px; }
+details { margin-top: 14px; padding: 10px 14px; }
+summary { cursor: pointer; font-weight: 600; }
+table { border-collapse: collapse; margin-top: 8px; }
+td, th { text-align: left; padding: 3px 24px 3px 0; border-bottom: 1px solid #eceef1; }
+td:last-child { font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
+pre { overflow-x: auto; font-size: 13px; }
+"""
+
+
+def page(title: str, body: str) -> str:
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{STYLE}</style><script>{get_plotlyjs()}</script></head>"
+        f"<body><h1>{escape(title)}</h1>{body}</body></html>\n"
+    )
+
+
+def tile(name: str, value: str) -> str:
+    return f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
+
+
+def section(title: str, content: str) -> str:
+    return f"<details><summary>{escape(title)}</summary>{content}</details>" if content else ""
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    if not rows:
+        return ""
+    head = "".join(f"<th>{escape(name)}</th>" for name in header)
+    lines = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><tr>{head}</tr>{lines}</table>"
