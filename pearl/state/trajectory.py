@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from pearl.state.ids import PromptId, Slot, TrajectoryId
+from pearl.state.ids import AttemptId, PromptId, Slot, TrajectoryId
 from pearl.state.weights import Version
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -38,7 +38,7 @@ class VersionRun(msgspec.Struct, frozen=True, array_like=True):
 class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     """What one attempt produced since its last delta. Ids and log-probs are in the token store."""
 
-    attempt: int
+    attempt: AttemptId
     count: int
     runs: tuple[VersionRun, ...]
     prefilled_tokens: int  # prompt tokens computed (not reused) for this attempt since the last delta

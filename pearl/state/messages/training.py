@@ -38,7 +38,9 @@ class TrainStep(msgspec.Struct, frozen=True, tag=True):
 class TrainStepReply(msgspec.Struct, frozen=True, tag=True):
     snapshot: Snapshot  # the new version, already in host memory
     checkpoint_step: int | None
-    metrics: dict[str, float]  # loss, grad_norm, lr, entropy, clip_ratio, tis_mean, tokens_trained, …; finite only
+    metrics: dict[
+        str, float
+    ]  # loss, grad_norm, lr, entropy, clip_ratio, tis_mean, tokens_trained, …; finite only
     max_logprob_gap: float  # |rollout - training| over tokens with current = 1; 0.0 when there are none
     logprob_gap_tokens: int
 

@@ -1,0 +1,53 @@
+"""What holds between any two events, whatever happened: the core's ``check()``."""
+
+from pearl.coordinator.core_state import CoreState
+from pearl.pipeline.episode import Trajectory
+from pearl.state.config import Config
+from pearl.state.ids import Slot
+
+
+def check(state: CoreState, config: Config) -> None:
+    state.table.check()
+    running = _check_trajectories(state, config)
+    assert len(state.rollout.dispatch.attempts) == sum(running.values())
+    for slot, row in state.table.rows.items():
+        assert row.running == running.get(slot, 0), (row, running)
+    _check_cohorts(state)
+
+
+def _check_trajectories(state: CoreState, config: Config) -> dict[Slot, int]:
+    """Returns the running attempts of each slot."""
+    rollout = state.rollout
+    running: dict[Slot, int] = {}
+    in_flight = 0
+    for identity, trajectory in rollout.trajectories.items():
+        assert identity == trajectory.id
+        _check_phase(trajectory, config)
+        in_flight += trajectory.phase not in ("finished", "trained")
+        if trajectory.attempt:
+            assert rollout.dispatch.attempts[trajectory.attempt] == identity
+            running[trajectory.slot] = running.get(trajectory.slot, 0) + 1
+        if trajectory.op:
+            assert rollout.ops[trajectory.op] == identity
+    assert in_flight == rollout.in_flight, (in_flight, rollout.in_flight)
+    return running
+
+
+def _check_phase(trajectory: Trajectory, config: Config) -> None:
+    phase = trajectory.phase
+    assert (phase == "generating") == (trajectory.attempt != 0), trajectory
+    assert (phase in ("opening", "stepping")) == (trajectory.op != 0), trajectory
+    counted = sum(turn.new_prompt_tokens + turn.generated_tokens for turn in trajectory.turns)
+    assert phase in ("finished", "trained") or counted == trajectory.tokens, trajectory
+    if trajectory.start_version is not None and trajectory.evaluation is None:
+        staleness = trajectory.cohort - trajectory.start_version.step
+        assert staleness <= config.rollout.staleness_bound, trajectory
+
+
+def _check_cohorts(state: CoreState) -> None:
+    finished: dict[int, int] = {}
+    for trajectory in state.rollout.trajectories.values():
+        if trajectory.phase in ("finished", "trained"):
+            finished[trajectory.cohort] = finished.get(trajectory.cohort, 0) + 1
+    for cohort in state.rollout.buffer.cohorts.values():
+        assert cohort.finished == finished.get(cohort.index, 0), (cohort, finished)

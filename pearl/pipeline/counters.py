@@ -1,0 +1,31 @@
+"""What the run has counted so far; the source of summary.json."""
+
+import msgspec
+
+
+class Counters(msgspec.Struct):
+    tokens_generated: int = 0  # accepted from workers for training trajectories, discarded ones included
+    tokens_trained: int = 0  # generated tokens in unmasked samples of the surviving lineage
+    tokens_lost: int = 0  # sampled by workers that died before they were streamed
+    tokens_lost_unknown: int = 0  # deaths whose counter could not be read
+    tokens_discarded: int = 0  # accepted, then thrown away: restarts and dead lineages
+    evaluation_tokens: int = 0
+    prefilled_tokens: int = 0
+    trajectories_trained: int = 0
+    trajectories_masked: int = 0
+    trajectories_restarted: int = 0
+    interrupted_trajectories: int = 0  # attempts that an update, an abort or a death cut short
+    environment_failures: int = 0
+    failed_attempts: int = 0
+    expired_trajectories: int = 0
+    updates_discarded: int = 0
+    max_staleness: int = 0
+    max_logprob_gap: float = 0.0
+    logprob_gap_tokens: int = 0
+    workers_lost: int = 0
+    trainers_lost: int = 0
+    stale_events: int = 0
+    reward_first: float | None = None
+    reward_last: float | None = None
+    eval_reward_start: float | None = None
+    eval_reward: float | None = None

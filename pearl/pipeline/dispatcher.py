@@ -1,0 +1,149 @@
+"""Hands ready trajectories to workers: oldest cohort first, each to where the router wants it.
+
+A worker may take a trajectory when it is active, has room, serves a version of the living lineage that is recent
+enough for the trajectory's cohort, and is not older than what the trajectory has already been made with.
+"""
+
+import heapq
+
+import msgspec
+
+from pearl.pipeline.episode import Trajectory
+from pearl.pipeline.evaluation import EvaluationRound
+from pearl.pipeline.router import STRATEGIES, Candidate
+from pearl.state.commands import Generate
+from pearl.state.config import RolloutConfig
+from pearl.state.effects import Effects
+from pearl.state.ids import AttemptId, Slot, TrajectoryId
+from pearl.state.lineage import Lineages
+from pearl.state.worker_table import WorkerRow, WorkerTable
+
+
+class DispatchState(msgspec.Struct):
+    ready: list[tuple[int, TrajectoryId]] = msgspec.field(
+        default_factory=list
+    )  # heap of (cohort, trajectory)
+    attempts: dict[AttemptId, TrajectoryId] = msgspec.field(default_factory=dict)
+    deadlines: list[tuple[float, AttemptId]] = msgspec.field(
+        default_factory=list
+    )  # heap; ended attempts stay in
+
+
+class Dispatcher:
+    def __init__(
+        self,
+        state: DispatchState,
+        config: RolloutConfig,
+        table: WorkerTable,
+        lineages: Lineages,
+        effects: Effects,
+    ) -> None:
+        self.state = state
+        self._config = config
+        self._table = table
+        self._lineages = lineages
+        self._effects = effects
+        self._choose = STRATEGIES[config.router]
+
+    def push(self, trajectory: Trajectory) -> None:
+        trajectory.phase = "ready"
+        heapq.heappush(self.state.ready, (trajectory.cohort, trajectory.id))
+
+    def allowance(self, trajectory: Trajectory) -> int:
+        """Tokens the current turn may still generate; 0 or less when its limit or the context is used up."""
+        turn = self._config.max_new_tokens_per_turn - trajectory.turns[-1].generated_tokens
+        return min(turn, self._config.max_context_tokens - trajectory.tokens)
+
+    def dispatch(
+        self, trajectories: dict[TrajectoryId, Trajectory], evaluation: EvaluationRound | None, now: float
+    ) -> None:
+        rows = [row for row in self._table.serving() if row.running < self._config.max_requests_per_worker]
+        ready = self.state.ready
+        waiting: list[tuple[int, TrajectoryId]] = []
+        while rows and ready:
+            entry = heapq.heappop(ready)
+            trajectory = trajectories.get(entry[1])
+            if trajectory is None or trajectory.phase != "ready":
+                continue
+            row = self._route(trajectory, rows, evaluation)
+            if row is None:
+                waiting.append(entry)
+                continue
+            self._send(trajectory, row, now)
+            if row.running >= self._config.max_requests_per_worker:
+                rows.remove(row)
+        for entry in waiting:
+            heapq.heappush(ready, entry)
+
+    def _route(
+        self, trajectory: Trajectory, rows: list[WorkerRow], evaluation: EvaluationRound | None
+    ) -> WorkerRow | None:
+        candidates = [
+            Candidate(row.slot, row.running, self._cached(trajectory, row))
+            for row in rows
+            if self._may_serve(trajectory, row, evaluation)
+        ]
+        slot = self._choose(trajectory.tokens, self._home(trajectory), candidates)
+        return None if slot is None else self._table.rows[slot]
+
+    def _may_serve(self, trajectory: Trajectory, row: WorkerRow, evaluation: EvaluationRound | None) -> bool:
+        version = row.version
+        assert version is not None
+        if not self._lineages.holds(version):
+            return False
+        if trajectory.evaluation is not None:
+            return evaluation is not None and version.step == evaluation.step
+        if trajectory.end_version is not None and version < trajectory.end_version:
+            return False
+        return version.step >= trajectory.cohort - self._config.staleness_bound
+
+    def _home(self, trajectory: Trajectory) -> Slot | None:
+        if trajectory.home is None:
+            return None
+        row = self._table.current(trajectory.home, trajectory.home_incarnation)
+        return None if row is None else row.slot
+
+    @staticmethod
+    def _cached(trajectory: Trajectory, row: WorkerRow) -> int:
+        same = row.incarnation == trajectory.home_incarnation and row.version == trajectory.home_version
+        return trajectory.cached_tokens if same and row.slot == trajectory.home else 0
+
+    def _send(self, trajectory: Trajectory, row: WorkerRow, now: float) -> None:
+        config = self._config
+        attempt = AttemptId(self._effects.new_op())
+        self._effects.emit(
+            Generate(
+                attempt=attempt,
+                trajectory=trajectory.id,
+                turn=trajectory.turn,
+                slot=row.slot,
+                incarnation=row.incarnation,
+                context_tokens=trajectory.tokens,
+                max_new_tokens=self.allowance(trajectory),
+                greedy=trajectory.evaluation is not None,
+            )
+        )
+        trajectory.phase = "generating"
+        trajectory.attempt = attempt
+        trajectory.slot = row.slot
+        trajectory.since_s = now
+        trajectory.home, trajectory.home_incarnation = row.slot, row.incarnation
+        trajectory.home_version = row.version
+        row.running += 1
+        self.state.attempts[attempt] = trajectory.id
+        left = min(config.turn_deadline_s, config.trajectory_deadline_s - trajectory.spent_s)
+        heapq.heappush(self.state.deadlines, (now + left, attempt))
+
+    def next_deadline(self) -> float | None:
+        """May belong to an attempt that has ended meanwhile; a Tick then finds nothing to do."""
+        return self.state.deadlines[0][0] if self.state.deadlines else None
+
+    def expired(self, now: float) -> list[TrajectoryId]:
+        """Trajectories whose attempt has run past its deadline; each is told once."""
+        found: list[TrajectoryId] = []
+        deadlines = self.state.deadlines
+        while deadlines and (deadlines[0][0] <= now or deadlines[0][1] not in self.state.attempts):
+            _, attempt = heapq.heappop(deadlines)
+            if attempt in self.state.attempts:
+                found.append(self.state.attempts[attempt])
+        return found

@@ -1,0 +1,313 @@
+"""A small world that answers the core's commands in virtual time, with failures on request.
+
+It stands for workers, environments and the trainer: every command is answered after a random delay, in any order.
+It counts tokens on its own, so that tests can compare what the core believes with what was made.
+"""
+
+import heapq
+import random
+from dataclasses import dataclass, field
+
+from pearl.coordinator.core import Coordinator
+from pearl.state import commands, events
+from pearl.state.commands import AnyCommand
+from pearl.state.config import Config
+from pearl.state.events import AnyEvent
+from pearl.state.ids import AttemptId, Incarnation, Slot, TrajectoryId
+from pearl.state.trajectory import FinishReason, TokenDelta, TrajectoryRecord, VersionRun
+from pearl.state.weights import Version
+
+
+def checksum(version: Version) -> str:
+    return f"sum-{version}"
+
+
+@dataclass
+class Running:
+    command: commands.Generate
+    left: int
+    prefill: int
+
+
+@dataclass
+class Worker:
+    incarnation: Incarnation
+    version: Version | None = None
+    running: dict[AttemptId, Running] = field(default_factory=dict)
+    sampled: int = 0
+
+
+class World:
+    """``run`` drives the core to its end; ``entries`` is the journal. Faults are methods; rates are fractions."""
+
+    def __init__(
+        self, config: Config, seed: int = 0, can_restore: bool = True, num_train_tasks: int = 0
+    ) -> None:
+        self.config = config
+        self.rng = random.Random(f"{seed}/world")
+        self.core = Coordinator(config)
+        self.now = 0.0
+        self.sequence = 0
+        self.queue: list[tuple[float, int, AnyEvent]] = []
+        self.entries: list[tuple[float, AnyEvent, list[AnyCommand]]] = []
+        self.workers: dict[Slot, Worker] = {}
+        self.trainer: Incarnation | None = None
+        self.lineage = 0
+        self.checkpoints: set[int] = set()
+        self.envs: set[TrajectoryId] = set()
+        self.records: list[TrajectoryRecord] = []
+        self.reports: list[commands.Report] = []
+        self.finish: commands.Finish | None = None
+        self.trained: list[tuple[int, tuple[TrajectoryId, ...]]] = []
+        self.env_failure_rate = 0.0
+        self.attempt_error_rate = 0.0
+        self.update_failure_rate = 0.0
+        self.started = events.Started((1,), num_train_tasks, 0, can_restore)
+        self.tokens: dict[TrajectoryId, int] = {}  # what a token store would hold
+        self.attempts: dict[AttemptId, tuple[Slot, TrajectoryId]] = {}  # whose frames it would accept
+
+    # driving
+
+    def post(self, event: AnyEvent, delay: float | None = None) -> None:
+        delay = self.rng.uniform(0.001, 0.2) if delay is None else delay
+        self.sequence += 1
+        heapq.heappush(self.queue, (self.now + delay, self.sequence, event))
+
+    def feed(self, event: AnyEvent) -> list[AnyCommand]:
+        self._store(event)
+        done = self.core.handle(event, self.now)
+        self.entries.append((self.now, event, done))
+        self.core.check()
+        for command in done:
+            self.perform(command)
+        return done
+
+    def _store(self, event: AnyEvent) -> None:
+        """As the service does: tokens are stored before the event, frames of the dead are not."""
+        if isinstance(event, events.TokensStreamed):
+            for delta in event.deltas:
+                if delta.attempt in self.attempts:
+                    self.tokens[self.attempts[delta.attempt][1]] += delta.count
+                    if delta.finish is not None:
+                        del self.attempts[delta.attempt]
+        elif isinstance(event, events.WorkerLost):
+            self.attempts = {a: st for a, st in self.attempts.items() if st[0] != event.slot}
+
+    def start(self) -> None:
+        self.feed(self.started)
+
+    def step(self) -> bool:
+        """Deliver the next event; False when nothing is left to happen."""
+        wakeup = self.core.next_wakeup()
+        if not self.queue and wakeup is None:
+            return False
+        if wakeup is not None and (not self.queue or wakeup < self.queue[0][0]):
+            self.now = max(self.now, wakeup)
+            self.feed(events.Tick())
+            return True
+        self.now, _, event = heapq.heappop(self.queue)
+        self.feed(event)
+        return True
+
+    def run(self, limit: int = 200_000) -> commands.Finish:
+        if not self.entries:
+            self.start()
+        for _ in range(limit):
+            if self.finish is not None:
+                return self.finish
+            if not self.step():
+                raise AssertionError(f"stalled at {self.now}: {self.core.status()}")
+        raise AssertionError(f"no end after {limit} events: {self.core.status()}")
+
+    # answering
+
+    def perform(self, command: AnyCommand) -> None:
+        match command:
+            case commands.StartWorker():
+                self.workers[command.slot] = Worker(command.incarnation)
+                self.post(
+                    events.WorkerReady(command.op, command.slot, command.incarnation, "host", 1),
+                    self.rng.uniform(1, 3),
+                )
+            case commands.StopWorker():
+                self.lose_worker(command.slot, command.reason)
+            case commands.UpdateWeights():
+                self._update(command)
+            case commands.Generate():
+                self._generate(command)
+            case commands.Abort():
+                self._end(command.slot, command.attempt, "abort")
+            case commands.OpenEpisode():
+                self._open(command)
+            case commands.StepEpisode():
+                self._step(command)
+            case commands.CloseEpisode():
+                self.envs.discard(command.trajectory)
+            case commands.VoidTokens():
+                self.tokens[command.trajectory] = 0
+            case commands.TruncateTokens():
+                assert self.tokens.get(command.trajectory, 0) >= command.tokens
+                self.tokens[command.trajectory] = command.tokens
+            case commands.ForgetTokens():
+                self.tokens.pop(command.trajectory, None)
+                self.attempts = {a: st for a, st in self.attempts.items() if st[1] != command.trajectory}
+            case commands.StartTrainer():
+                self._start_trainer(command)
+            case commands.Train():
+                self._train(command)
+            case commands.RecordTrajectory():
+                self.records.append(command.record)
+            case commands.Report():
+                self.reports.append(command)
+            case commands.Finish():
+                self.finish = command
+            case commands.StopTrainer():
+                self.lose_trainer(command.reason)
+
+    def _update(self, command: commands.UpdateWeights) -> None:
+        worker = self.workers.get(command.slot)
+        if worker is None:
+            return  # it died; its loss is on the way
+        if command.mode == "interrupt":
+            for attempt in list(worker.running):
+                self._end(command.slot, attempt, "abort")
+        if self.rng.random() < self.update_failure_rate:
+            self.post(events.WeightsFailed(command.op, command.slot, command.incarnation, "bucket 4 refused"))
+            return
+        worker.version = command.version
+        self.post(
+            events.WeightsProven(
+                command.op, command.slot, command.incarnation, command.version, checksum(command.version), 0.1
+            )
+        )
+
+    def _generate(self, command: commands.Generate) -> None:
+        worker = self.workers.get(command.slot)
+        if worker is None:
+            return  # it died; its loss is on the way
+        assert worker.incarnation == command.incarnation
+        assert worker.version is not None, "a request reached a worker without proven weights"
+        assert command.max_new_tokens > 0
+        assert command.context_tokens == self.tokens[command.trajectory], command
+        self.attempts[command.attempt] = (command.slot, command.trajectory)
+        worker.running[command.attempt] = Running(
+            command, self.rng.randint(1, command.max_new_tokens), command.context_tokens
+        )
+        self._schedule_token(command.slot, worker.incarnation, command.attempt)
+
+    def _schedule_token(self, slot: Slot, incarnation: Incarnation, attempt: AttemptId) -> None:
+        worker = self.workers[slot]
+        running = worker.running[attempt]
+        if self.rng.random() < self.attempt_error_rate:
+            self._end(slot, attempt, "error")
+            return
+        running.left -= 1
+        finish: FinishReason | None = None
+        if running.left <= 0:
+            finish = "length" if self.rng.random() < 0.2 else "stop"
+        self._emit(slot, attempt, 1, finish)
+        if finish is None:
+            self._schedule_token(slot, incarnation, attempt)
+
+    def _emit(self, slot: Slot, attempt: AttemptId, count: int, finish: FinishReason | None) -> None:
+        """Frames of a worker keep their order: all are delivered with a delay that grows."""
+        worker = self.workers[slot]
+        running = worker.running[attempt]
+        assert worker.version is not None
+        worker.sampled += count
+        runs = (VersionRun(worker.version, count, worker.version),) if count else ()
+        delta = TokenDelta(attempt, count, runs, running.prefill, finish)
+        running.prefill = 0
+        if finish is not None:
+            del worker.running[attempt]
+        self.post(events.TokensStreamed(slot, worker.incarnation, (delta,)), 0.01 + 1e-6 * self.sequence)
+
+    def _end(self, slot: Slot, attempt: AttemptId, finish: FinishReason) -> None:
+        worker = self.workers.get(slot)
+        if worker is not None and attempt in worker.running:
+            self._emit(slot, attempt, 0, finish)
+
+    def _open(self, command: commands.OpenEpisode) -> None:
+        if self.rng.random() < self.env_failure_rate:
+            self.post(events.EpisodeFailed(command.op, command.trajectory, "error", "disk full"))
+            return
+        self.envs.add(command.trajectory)
+        prompt = 5 + command.task % 3
+        if not self.tokens.get(command.trajectory):
+            self.tokens[command.trajectory] = prompt
+        self.post(events.EpisodeOpened(command.op, command.trajectory, prompt, 0.01))
+
+    def _step(self, command: commands.StepEpisode) -> None:
+        if command.trajectory not in self.envs:
+            self.post(events.EpisodeFailed(command.op, command.trajectory, "gone", "no such episode"))
+            return
+        if self.rng.random() < self.env_failure_rate:
+            self.envs.discard(command.trajectory)
+            kind = self.rng.choice(["error", "timeout", "gone"])
+            self.post(events.EpisodeFailed(command.op, command.trajectory, kind, "failed"))  # type: ignore[arg-type]
+            return
+        done = self.rng.random() < 0.3
+        observation = 0 if done else 3
+        self.tokens[command.trajectory] += observation
+        reward = float(self.rng.random() < 0.5) if done else 0.0
+        self.post(events.EpisodeStepped(command.op, command.trajectory, observation, reward, done, 0.05))
+
+    def _start_trainer(self, command: commands.StartTrainer) -> None:
+        self.trainer, self.lineage = command.incarnation, command.lineage
+        step = command.restore_step
+        assert step is None or step in self.checkpoints, f"no checkpoint of step {step}"
+        self.checkpoints.add(0)
+        version = Version(command.lineage, step or 0)
+        ready = events.TrainerReady(
+            command.op, command.incarnation, version, checksum(version), step is not None
+        )
+        self.post(ready, 2.0)
+
+    def _train(self, command: commands.Train) -> None:
+        assert self.trainer == command.incarnation
+        for sample in command.samples:
+            assert sample.tokens == self.tokens[sample.trajectory], sample
+        self.trained.append((command.step, tuple(s.trajectory for s in command.samples)))
+        version = Version(self.lineage, command.step + 1)
+        if command.checkpoint:
+            self.checkpoints.add(command.step + 1)
+        self.post(
+            events.TrainFinished(
+                command.op,
+                command.incarnation,
+                version,
+                checksum(version),
+                command.step + 1 if command.checkpoint else None,
+                {"loss": 0.1},
+                1e-6,
+                10,
+            ),
+            0.5,
+        )
+
+    # faults
+
+    def lose_worker(self, slot: Slot, reason: str = "killed") -> None:
+        """kill -9: frames on their way may still arrive, after the loss they are stale."""
+        worker = self.workers.pop(slot, None)
+        if worker is not None:
+            self.post(events.WorkerLost(slot, worker.incarnation, reason, worker.sampled))
+
+    def lose_trainer(self, reason: str = "killed") -> None:
+        if self.trainer is not None:
+            self.post(events.TrainerLost(self.trainer, reason), 0.05)
+            self.trainer = None
+
+    def lose_environments(self) -> None:
+        self.envs.clear()
+
+    def crash(self) -> None:
+        """kill -9 of the coordinator, then a resume: the core comes back from its snapshot, all else is gone."""
+        snapshot = self.core.snapshot()
+        self.queue.clear()
+        self.workers.clear()
+        self.attempts.clear()
+        self.envs.clear()
+        self.trainer = None
+        self.core = Coordinator.restore(self.config, snapshot)
+        self.feed(events.Resumed())
