@@ -96,6 +96,10 @@ class LinkServer:
                 s.key: s.link for s in self._sessions.values() if s.key is not None and s.link is not None
             }
 
+    def store_keys(self) -> list[str]:
+        """Keys of links being made; those of finished ones are gone."""
+        return list(self._rendezvous.list_keys())
+
     def drop_slot(self, slot: int) -> None:
         """The control plane says that this slot is gone: end its link without waiting for a limit."""
         with self._lock:
