@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(_unknown(words[0]), ASKED_WRONGLY)
     try:
         return command(words[1:])
-    except ConfigError as error:
+    except ValueError as error:  # what a person got wrong; a bug of a running job comes as an ExceptionGroup
         return _fail(str(error), ASKED_WRONGLY)
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -20,7 +20,7 @@ NONE = "none"
 
 
 class ConfigError(ValueError):
-    """The person's settings are wrong; the message names the key, the value and the way out."""
+    """The person asked for something that cannot be: the message names it and the way out (exit code 2)."""
 
 
 def problems(table: Table) -> list[str]:

@@ -73,7 +73,7 @@ def straighten(lines: list[Line]) -> Iterator[Line]:
 
 
 def _of_type(lines: list[Line], kind: str) -> list[Line]:
-    return [line for line in lines if line.get("type") == kind]
+    return [line for line in lines if line.get("kind") == kind]
 
 
 def _last_of_each(lines: list[Line], key: str) -> list[Line]:

@@ -14,30 +14,30 @@ from pearl.report.report import build, headlines
 def worker(
     time_s: float, event: str, version: int | None = None, slot: int = 0, **more: Any
 ) -> dict[str, Any]:
-    base = {"type": "worker", "time_s": time_s, "slot": slot, "incarnation": 1, "role": "colocated"}
+    base = {"kind": "worker", "time_s": time_s, "slot": slot, "incarnation": 1, "role": "colocated"}
     return {**base, "zone": "dedicated", "activity": "x", "event": event, "version": version, **more}
 
 
 def step(number: int, time_s: float, reward: float, **more: Any) -> dict[str, Any]:
-    base = {"type": "step", "step": number, "time_s": time_s, "seconds": 2.0, "reward_mean": reward}
+    base = {"kind": "step", "step": number, "time_s": time_s, "seconds": 2.0, "reward_mean": reward}
     counts = {"tokens_generated": 300, "tokens_trained": 100, "max_staleness": 1, "mean_staleness": 0.5}
     return {**base, **counts, "max_logprob_gap": 1e-6, "logprob_gap_tokens": 10, **more}
 
 
 LINES = [
     worker(100.0, "starting"),
-    {"type": "training", "time_s": 100.0, "activity": "starting"},
+    {"kind": "training", "time_s": 100.0, "activity": "starting"},
     worker(102.0, "serving", 0),
-    {"type": "training", "time_s": 102.0, "activity": "idle"},
-    {"type": "evaluation", "time_s": 103.0, "round": 0, "step": 0, "reward_mean": 0.1, "tasks": 10},
-    {"type": "training", "time_s": 104.0, "activity": "training"},
+    {"kind": "training", "time_s": 102.0, "activity": "idle"},
+    {"kind": "evaluation", "time_s": 103.0, "round": 0, "step": 0, "reward_mean": 0.1, "tasks": 10},
+    {"kind": "training", "time_s": 104.0, "activity": "training"},
     step(0, 105.0, 0.2),
     worker(105.5, "gone", reason="killed by <signal 9>"),
-    {"type": "note", "time_s": 105.6, "text": "hello"},
+    {"kind": "note", "time_s": 105.6, "text": "hello"},
     worker(106.0, "starting", incarnation=2),
     worker(107.0, "serving", 1, incarnation=2),
     step(1, 108.0, 0.6),
-    {"type": "evaluation", "time_s": 109.0, "round": 1, "step": 2, "reward_mean": 0.9, "tasks": 10},
+    {"kind": "evaluation", "time_s": 109.0, "round": 1, "step": 2, "reward_mean": 0.9, "tasks": 10},
 ]
 
 
@@ -104,7 +104,7 @@ def test_a_step_trained_again_replaces_the_discarded_one(run_dir: Path) -> None:
 def test_run_cut_short_still_gives_a_report(run_dir: Path) -> None:
     (run_dir / "summary.json").unlink()
     with (run_dir / "metrics.jsonl").open("a") as file:
-        file.write('{"type": "step", "st')
+        file.write('{"kind": "step", "st')
     run = read_run(run_dir)
     assert run.torn_lines == 1
     html = build(run_dir).read_text()
