@@ -16,7 +16,7 @@ from typing import BinaryIO
 import msgspec
 
 import pearl
-from pearl.runtime import lifeline, members
+from pearl.runtime import counter, lifeline, members
 from pearl.runtime.gone import wait_gone
 from pearl.state.messages.control import StartGroup
 
@@ -30,6 +30,7 @@ class Exit(msgspec.Struct, frozen=True):
     code: int | None  # of the launcher; -N = by signal N; None = it never ran
     reason: str
     log_tail: str
+    counter: int | None = None  # last value of the group's counter file, when a process kept one
 
 
 class ProcessGroup:
@@ -48,6 +49,7 @@ class ProcessGroup:
         self.spec = spec
         self.run_id = run_id
         self.directory = Path(spec.log_directory) / spec.group
+        self._counter_path = Path(spec.environment.get(counter.ENVIRONMENT_KEY, self.directory / "counter"))
         self._process: asyncio.subprocess.Process | None = None
         self._exit: Exit | None = None
         self._stop_reason = ""
@@ -68,7 +70,7 @@ class ProcessGroup:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=group_environment(self.spec, self.run_id, os.environ),
+                env=group_environment(self.spec, self.run_id, os.environ, self._counter_path),
                 start_new_session=True,  # a terminal's Ctrl-C is for the coordinator, which then ends the groups
             )
         return self._process.pid
@@ -81,7 +83,7 @@ class ProcessGroup:
             if self._exit is None:
                 await members.kill_marked(self.run_id, self.spec.group)
                 reason = self._stop_reason or _describe(code)
-                self._exit = Exit(code, reason, log_tail(self.directory))
+                self._exit = Exit(code, reason, log_tail(self.directory), counter.read(self._counter_path))
             return self._exit
 
     async def stop(self, grace_s: float, reason: str = "stopped as asked") -> int:
@@ -123,7 +125,9 @@ def command_line(spec: StartGroup, directory: Path) -> list[str]:
     return [*spawn, *torchrun, spec.module, *spec.arguments]
 
 
-def group_environment(spec: StartGroup, run_id: str, base: Mapping[str, str]) -> dict[str, str]:
+def group_environment(
+    spec: StartGroup, run_id: str, base: Mapping[str, str], counter_path: Path
+) -> dict[str, str]:
     """What the group's processes see: ours, then what the coordinator wants, then the markers."""
     environment = {"OMP_NUM_THREADS": "1", **base}
     environment |= {
@@ -131,6 +135,7 @@ def group_environment(spec: StartGroup, run_id: str, base: Mapping[str, str]) ->
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0",  # else torchrun probes for a port that others may take
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the order of NVML, which our GPU ids follow
         "SPT_NOENV": "1",  # setproctitle would overwrite the environment in which the markers are
+        counter.ENVIRONMENT_KEY: str(counter_path),
         **spec.environment,
         members.RUN_VARIABLE: run_id,
         members.GROUP_VARIABLE: spec.group,

@@ -1,0 +1,192 @@
+"""Groups of processes start, are watched and end with all their descendants."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from uuid import uuid4
+
+import msgspec
+import pytest
+from member_watch import LIMIT_S, Members, watch_members
+
+from pearl.runtime import counter, members, process
+from pearl.runtime.process import ProcessGroup
+from pearl.state.messages.control import StartGroup
+
+
+@pytest.fixture
+async def watch() -> AsyncIterator[Members]:
+    async with watch_members() as watched:
+        yield watched
+
+
+@pytest.fixture
+async def run_id() -> AsyncIterator[str]:
+    """A run of this test alone; whatever a failed test leaves ends with it."""
+    unique = f"test-{uuid4().hex}"
+    yield unique
+    await members.kill_run(unique)
+
+
+async def started(spec: StartGroup, run_id: str) -> ProcessGroup:
+    group = ProcessGroup(spec, run_id)
+    await group.start()
+    return group
+
+
+async def ending(group: ProcessGroup) -> process.Exit:
+    async with asyncio.timeout(LIMIT_S):
+        return await group.wait()
+
+
+async def test_a_process_sees_its_markers_and_settings(watch: Members, run_id: str, tmp_path: Path) -> None:
+    group = await started(watch.spec("sleep", tmp_path, environment={"CUDA_VISIBLE_DEVICES": "3"}), run_id)
+    await watch.up("sleep")
+    assert watch.reports["sleep"]["environment"] == {
+        "OMP_NUM_THREADS": "1",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+        "PEARL_RUN_ID": run_id,
+        "PEARL_GROUP": "group.0.1",
+        "CUDA_VISIBLE_DEVICES": "3",
+    }
+    assert group.pid == watch.pids["sleep"]
+    assert members.find_marked(run_id) == [group.pid]
+    assert await group.stop(LIMIT_S) == 0
+    assert (await ending(group)).reason == "stopped as asked"
+
+
+async def test_an_exit_is_told_with_code_reason_and_the_end_of_the_log(
+    watch: Members, run_id: str, tmp_path: Path
+) -> None:
+    group = await started(watch.spec("exit", tmp_path), run_id)
+    with counter.Counter(tmp_path / "group.0.1" / "counter") as tokens:
+        tokens.add(12)
+    exit_ = await ending(group)
+    assert (exit_.code, exit_.reason, exit_.counter) == (3, "exited with code 3", 12)
+    assert exit_.log_tail == "[rank0.log]\nabout to fail"
+    assert await group.stop(1.0) == 0
+    assert await group.wait() == exit_
+
+
+async def test_pl_02_a_daemon_and_a_child_without_markers_end_with_their_group(
+    watch: Members, run_id: str, tmp_path: Path
+) -> None:
+    daemon = await started(watch.spec("daemon", tmp_path), run_id)
+    cleared = await started(watch.spec("cleared", tmp_path, group="group.1.1"), run_id)
+    await watch.up("daemon", "cleared", "child")
+    await daemon.stop(LIMIT_S)
+    await cleared.stop(0)
+    await watch.ended("daemon", "cleared", "child")
+    for group in (daemon, cleared):
+        await ending(group)
+
+
+async def test_pl_01_kill_9_of_the_launcher_leaves_nobody(
+    watch: Members, run_id: str, tmp_path: Path
+) -> None:
+    group = await started(watch.spec("daemon", tmp_path), run_id)
+    await watch.up("daemon")
+    assert group.pid is not None
+    os.kill(group.pid, signal.SIGKILL)
+    assert (await ending(group)).reason == "killed by signal 9 (Killed)"
+    await watch.ended("daemon")
+    assert members.find_marked(run_id) == []
+
+
+async def test_who_ignores_sigterm_is_killed_after_the_grace(
+    watch: Members, run_id: str, tmp_path: Path
+) -> None:
+    group = await started(watch.spec("stubborn", tmp_path), run_id)
+    await watch.up("stubborn")
+    assert await group.stop(0.05) == 1
+    assert (await ending(group)).code == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(("grace_s", "code"), [(LIMIT_S, 0), (0.0, -signal.SIGKILL)])
+async def test_a_stopped_process_ends_too(
+    watch: Members, run_id: str, tmp_path: Path, grace_s: float, code: int
+) -> None:
+    group = await started(watch.spec("polite", tmp_path), run_id)
+    await watch.up("polite")
+    os.kill(watch.pids["polite"], signal.SIGSTOP)
+    await group.stop(grace_s)
+    assert (await ending(group)).code == code
+
+
+async def test_pl_02_kill_9_of_whoever_started_a_group_ends_it(
+    watch: Members, run_id: str, tmp_path: Path
+) -> None:
+    spec = msgspec.json.encode(watch.spec("stubborn", tmp_path)).decode()
+    module = {"module": "lone_launcher", "arguments": (spec, run_id)}
+    launcher = await started(watch.spec("", tmp_path, group="launcher", **module), run_id)
+    await watch.up("stubborn")
+    assert launcher.pid is not None
+    os.kill(launcher.pid, signal.SIGKILL)
+    await watch.ended("stubborn")
+    await ending(launcher)
+
+
+async def test_pl_02_who_starts_after_its_parent_died_ends_at_once(run_id: str) -> None:
+    stale = os.environ | {"PEARL_PARENT": "1"}  # adopted, as the check sees it
+    code = "from pearl.runtime.lifeline import watch_parent; watch_parent(); print('alive')"
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, env=stale, stdout=asyncio.subprocess.PIPE
+    )
+    output, _ = await child.communicate()
+    assert output == b""
+    assert child.returncode == -signal.SIGKILL
+
+
+async def test_kill_run_never_touches_another_run(watch: Members, run_id: str, tmp_path: Path) -> None:
+    other_id = f"{run_id}-other"
+    mine = await started(watch.spec("stubborn", tmp_path), run_id)
+    other = await started(watch.spec("sleep", tmp_path, group="group.1.1"), other_id)
+    await watch.up("stubborn", "sleep")
+    assert await members.kill_run(run_id) == 1
+    await watch.ended("stubborn")
+    assert watch.living() == {"sleep"}
+    assert await members.kill_run(run_id) == 0
+    await other.stop(0)
+    for group in (mine, other):
+        await ending(group)
+
+
+async def test_groups_with_unusable_names_or_sizes_are_refused(watch: Members, tmp_path: Path) -> None:
+    for name in ("", "..", "a/b", ".a", "a b"):
+        with pytest.raises(ValueError, match="group name"):
+            ProcessGroup(watch.spec("sleep", tmp_path, group=name), "run")
+    with pytest.raises(ValueError, match="num_processes = -1"):
+        ProcessGroup(watch.spec("sleep", tmp_path, num_processes=-1), "run")
+
+
+@pytest.mark.timeout(180)  # torchrun imports torch: seconds on a busy machine
+async def test_nw_01_two_torchrun_groups_start_at_once_and_end_alone(
+    watch: Members, run_id: str, tmp_path: Path
+) -> None:
+    async with watch_members() as others:
+        groups = [
+            await started(where.spec("rank", tmp_path, group=f"group.{slot}.1", num_processes=2), run_id)
+            for slot, where in enumerate((watch, others))
+        ]
+        for where in (watch, others):
+            await where.up("rank0", "rank1", limit_s=120)
+        reports = [*watch.reports.values(), *others.reports.values()]
+        assert all(report["agent_store"] for report in reports)
+        assert len({report["port"] for report in reports}) == 2
+        launcher = groups[0].pid
+        assert launcher is not None
+        os.kill(launcher, signal.SIGKILL)
+        await watch.ended("rank0", "rank1")
+        assert others.living() == {"rank0", "rank1"}
+        await groups[1].stop(LIMIT_S)
+        await others.ended("rank0", "rank1")
+        for group in groups:
+            await ending(group)
+    assert {path.name for path in (tmp_path / "group.0.1").glob("*.log")} == {
+        "launcher.log",
+        "rank0.log",
+        "rank1.log",
+    }
