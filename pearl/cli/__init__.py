@@ -86,8 +86,12 @@ def _status(words: Sequence[str]) -> int:
 def _replay(words: Sequence[str]) -> int:
     run_dir = _run_dir_argument("pearl replay", "Check a run's journal against a fresh core.", words)
     from pearl.coordinator import replay
+    from pearl.runtime.segments import DamagedError
 
-    difference = replay.check(run_dir)
+    try:
+        difference = replay.check(run_dir)
+    except DamagedError as error:
+        return _fail(str(error), FAILED)
     if difference is not None:
         return _fail(difference, FAILED)
     print(f"{run_dir}: a fresh core gives the same commands")

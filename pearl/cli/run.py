@@ -35,7 +35,19 @@ def run(request: Request) -> int:
     run_dir = run_dir if request.resume else _claim(run_dir, by_name=request.run_dir is not None)
     from pearl.coordinator import service
 
-    return service.run(config, run_dir, resume=request.resume)
+    code = service.run(config, run_dir, resume=request.resume)
+    _close(run_dir)
+    return code
+
+
+def _close(run_dir: Path) -> None:
+    """Say what happened and make the report, however the run ended."""
+    from pearl.report.closing import closing_lines
+    from pearl.report.report import build
+
+    for line in closing_lines(run_dir):
+        print(line)
+    print(f"report: {build(run_dir)}")
 
 
 def would_start(config: Config, run_dir: Path, resume: bool) -> str:

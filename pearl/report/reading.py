@@ -37,7 +37,7 @@ def read_run(run_dir: Path) -> RunData:
         workers=_of_type(metrics, "worker"),
         training=_of_type(metrics, "training"),
         trajectories=trajectories,
-        summary=_read_object(run_dir / "summary.json"),
+        summary=read_object(run_dir / "summary.json"),
         config=_read_text(run_dir / "config.toml"),
         end_s=max((line["time_s"] for line in metrics), default=0.0),
         torn_lines=torn_metrics + torn_trajectories,
@@ -81,7 +81,7 @@ def _last_of_each(lines: list[Line], key: str) -> list[Line]:
     return [latest[number] for number in sorted(latest)]
 
 
-def _read_object(path: Path) -> Line:
+def read_object(path: Path) -> Line:
     return _parse(_read_text(path)) or {}
 
 
