@@ -19,7 +19,7 @@ def closing_lines(run_dir: Path) -> list[str]:
         f"staleness at most {summary.get('max_staleness')}",
     ]
     lost = [
-        f"{summary[key]} {what}"
+        f"{what} {summary[key]}"
         for key, what in (
             ("workers_lost", "workers"),
             ("trainers_lost", "training worlds"),
@@ -28,7 +28,7 @@ def closing_lines(run_dir: Path) -> list[str]:
         if summary.get(key)
     ]
     if lost:
-        lines.append("lost on the way and replaced: " + ", ".join(lost))
+        lines.append("lost and replaced: " + ", ".join(lost))
     return lines
 
 

@@ -80,7 +80,7 @@ def logprob_gap(run: RunData) -> Figure | None:
         return None
     figure = _figure("Largest log-prob gap, rollout against training", "step", "|difference|")
     _line(figure, lines, "max_logprob_gap", "max gap", BLUE)
-    return figure.update_yaxes(type="log", exponentformat="power").update_layout(showlegend=False)
+    return figure.update_yaxes(type="log", exponentformat="power", dtick=1).update_layout(showlegend=False)
 
 
 def workers(run: RunData) -> Figure | None:
@@ -95,7 +95,7 @@ def workers(run: RunData) -> Figure | None:
     _marks(figure, timeline.losses(run), "lost", "x", RED)
     names = list(timeline.rows(run))
     figure.update_yaxes(categoryorder="array", categoryarray=names[::-1])
-    return figure.update_layout(barmode="overlay", height=150 + 44 * len(names))
+    return figure.update_layout(barmode="overlay", height=170 + 44 * len(names))
 
 
 def _state_trace(figure: Figure, bars: Sequence[timeline.Bar], state: str) -> None:
@@ -133,13 +133,20 @@ def _marks(figure: Figure, marks: Sequence[timeline.Mark], name: str, symbol: st
 def _figure(title: str, x: str, y: str) -> Figure:
     figure = go.Figure()
     figure.update_layout(
-        title={"text": title, "font": {"size": 16}},
+        title={"text": title, "font": {"size": 16}, "y": 0.97, "yanchor": "top"},
         xaxis={"title": {"text": x}},
         yaxis={"title": {"text": y}},
         template="plotly_white",
         height=340,
-        margin={"l": 70, "r": 20, "t": 50, "b": 50},
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 1, "xanchor": "right"},
+        margin={"l": 70, "r": 20, "t": 70, "b": 50},
+        legend={
+            "orientation": "h",
+            "y": 1.02,
+            "yanchor": "bottom",
+            "x": 1,
+            "xanchor": "right",
+            "traceorder": "normal",
+        },
         font={"family": "system-ui, sans-serif"},
     )
     return figure

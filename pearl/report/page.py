@@ -9,10 +9,10 @@ STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; color: #1c2128; background: #f4f5f7; margin: 0 auto; padding: 24px;
        max-width: 1100px; }
 h1 { font-size: 22px; margin: 0 0 16px; overflow-wrap: anywhere; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(125px, 1fr)); gap: 12px; }
 .tile, .plot, details { background: #fff; border: 1px solid #dfe3e8; border-radius: 6px; }
 .tile { padding: 10px 14px; }
-.tile b { display: block; font-size: 20px; font-weight: 600; }
+.tile b { display: block; font-size: 18px; font-weight: 600; white-space: nowrap; }
 .tile span { color: #57606a; font-size: 13px; }
 .plot { margin-top: 14px; padding: 6px; }
 .remark { background: #fdf3d8; border: 1px solid #e9d59a; border-radius: 6px; padding: 8px 14px; }

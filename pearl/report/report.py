@@ -9,6 +9,8 @@ from pearl.report import figures, timeline
 from pearl.report.page import page, section, table, tile
 from pearl.report.reading import Line, RunData, read_run
 
+PLOT_CONFIG = {"responsive": True, "displaylogo": False, "displayModeBar": False}
+"""Dragging zooms and a double click resets: the tool bar would only cover the legends."""
 PLOTS: tuple[Callable[[RunData], figures.Figure | None], ...] = (
     figures.workers,
     figures.reward,
@@ -32,10 +34,7 @@ def render(run: RunData) -> str:
     drawn = [figure for plot in PLOTS if (figure := plot(run)) is not None]
     body = "".join(tile(name, value) for name, value in headlines(run))
     body = f'<div class="tiles">{body}</div>' + _remarks(run)
-    body += "".join(
-        f'<div class="plot">{figure.to_html(full_html=False, include_plotlyjs=False)}</div>'
-        for figure in drawn
-    )
+    body += "".join(f'<div class="plot">{_html(figure)}</div>' for figure in drawn)
     if not drawn:
         body += "<p>Nothing was recorded yet: the run ended before its first event.</p>"
     body += section(
@@ -44,6 +43,10 @@ def render(run: RunData) -> str:
     body += section("Counters (summary.json)", table(("counter", "value"), _counters(run.summary)))
     body += section("Settings (config.toml)", f"<pre>{escape(run.config)}</pre>")
     return page(f"PEARL run {run.name}", body)
+
+
+def _html(figure: figures.Figure) -> str:
+    return str(figure.to_html(full_html=False, include_plotlyjs=False, config=PLOT_CONFIG))
 
 
 def headlines(run: RunData) -> list[tuple[str, str]]:
@@ -59,7 +62,8 @@ def headlines(run: RunData) -> list[tuple[str, str]]:
     ages = [line["max_staleness"] for line in steps if line.get("max_staleness") is not None]
     if ages:
         numbers.append(("largest staleness", str(max(ages))))
-    numbers.append(("workers lost", str(sum(timeline.state_of(line) == "lost" for line in run.workers))))
+    lost = sum(timeline.state_of(line) == "lost" for line in run.workers)
+    numbers.append(("workers lost", str(run.summary.get("workers_lost", lost))))
     return numbers
 
 

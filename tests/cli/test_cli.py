@@ -155,7 +155,7 @@ def test_closing_lines(tmp_path: Path) -> None:
         "40 steps in 31 s, sampled reward 0.24 -> 0.96",
         "greedy reward on unseen tasks - -> -",
         "7,680 trajectories trained, 130,000 tokens generated, staleness at most 1",
-        "lost on the way and replaced: 2 workers",
+        "lost and replaced: workers 2",
     ]
     assert closing_lines(tmp_path / "absent") == [
         f"no summary: the run in {tmp_path / 'absent'} was cut short"
