@@ -89,7 +89,7 @@ class GroupExited(msgspec.Struct, frozen=True, tag=True):
     reason: str
     log_tail: str
     counter: int | None = (
-        None  # last value of the group's counter file (pearl.runtime.counter), if it kept one
+        None  # last value of its counter file (pearl.runtime.counter), if it kept one
     )
 
 

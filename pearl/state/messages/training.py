@@ -40,7 +40,7 @@ class TrainStepReply(msgspec.Struct, frozen=True, tag=True):
     checkpoint_step: int | None
     metrics: dict[
         str, float
-    ]  # loss, grad_norm, lr, entropy, clip_ratio, tis_mean, tokens_trained, …; finite only
+    ]  # finite only: loss, grad_norm, lr, entropy, clip_ratio, tis_mean, …
     max_logprob_gap: float  # |rollout - training| over tokens with current = 1; 0.0 when there are none
     logprob_gap_tokens: int
 
