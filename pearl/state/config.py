@@ -110,9 +110,7 @@ class WarmStartConfig(Section, frozen=True):
 
 
 class WeightsConfig(Section, frozen=True):
-    transport: Literal["auto", "mapped", "link"] = (
-        "auto"  # auto: mapped on the source's host, else links
-    )
+    transport: Literal["auto", "mapped", "link"] = "auto"  # auto: mapped on the source's host, else links
     bucket_bytes: int = 4 << 20
     bucket_deadline_s: float = 10.0
 

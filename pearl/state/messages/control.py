@@ -88,9 +88,7 @@ class GroupExited(msgspec.Struct, frozen=True, tag=True):
     exit_code: int | None
     reason: str
     log_tail: str
-    counter: int | None = (
-        None  # last value of its counter file (pearl.runtime.counter), if it kept one
-    )
+    counter: int | None = None  # last value of its counter file (pearl.runtime.counter), if it kept one
 
 
 class StatusRequest(msgspec.Struct, frozen=True, tag=True):

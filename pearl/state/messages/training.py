@@ -38,9 +38,7 @@ class TrainStep(msgspec.Struct, frozen=True, tag=True):
 class TrainStepReply(msgspec.Struct, frozen=True, tag=True):
     snapshot: Snapshot  # the new version, already in host memory
     checkpoint_step: int | None
-    metrics: dict[
-        str, float
-    ]  # finite only: loss, grad_norm, lr, entropy, clip_ratio, tis_mean, …
+    metrics: dict[str, float]  # finite only: loss, grad_norm, lr, entropy, clip_ratio, tis_mean, …
     max_logprob_gap: float  # |rollout - training| over tokens with current = 1; 0.0 when there are none
     logprob_gap_tokens: int
 
