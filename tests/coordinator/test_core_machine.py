@@ -128,7 +128,7 @@ class CoreMachine(RuleBasedStateMachine):
 _ONCE = (events.Started, events.Resumed, events.Tick, events.StopRequested, events.TokensStreamed)
 TestCoreMachine = CoreMachine.TestCase
 TestCoreMachine.settings = settings(
-    max_examples=30,
+    max_examples=60,
     stateful_step_count=20,
     deadline=None,
     derandomize=True,

@@ -264,7 +264,8 @@ class World:
         self.post(ready, 2.0)
 
     def _train(self, command: commands.Train) -> None:
-        assert self.trainer == command.incarnation
+        if self.trainer != command.incarnation:
+            return  # it died; its loss is on the way
         for sample in command.samples:
             assert sample.tokens == self.tokens[sample.trajectory], sample
         self.trained.append((command.step, tuple(s.trajectory for s in command.samples)))

@@ -1,0 +1,86 @@
+"""The last step before the core: token ids go to the token store, what cannot be right is turned into a failure.
+
+It runs right before the core handles the event, in the mailbox's order, so that the store never holds a token that
+the core does not count, nor misses one that it does.
+"""
+
+import logging
+from collections.abc import Callable
+
+from pearl.coordinator.environments import Environments
+from pearl.coordinator.frames import BrokenFrameError, Frames
+from pearl.coordinator.inbox import Frame, Item, Observed
+from pearl.runtime.token_store import TokenStore
+from pearl.state import events
+from pearl.state.ids import AttemptId, Incarnation, Slot
+from pearl.state.messages.environment import EnvironmentFailure
+
+log = logging.getLogger(__name__)
+
+
+class Admission:
+    def __init__(
+        self,
+        store: TokenStore,
+        frames: Frames,
+        environments: Environments,
+        vocabulary_size: int,
+        condemn: Callable[[Slot, Incarnation, str], None],
+        abort: Callable[[Slot, Incarnation, AttemptId], None],
+    ) -> None:
+        self._store = store
+        self._frames = frames
+        self._environments = environments
+        self._vocabulary_size = vocabulary_size
+        self._condemn = condemn
+        self._abort = abort
+
+    def admit(self, item: Item) -> events.AnyEvent | None:
+        """The event for the core; None when there is none in it."""
+        if isinstance(item, Frame):
+            return self._frame(item)
+        if isinstance(item, Observed):
+            return self._observed(item)
+        if isinstance(item, events.WorkerLost):
+            self._frames.close_worker(item.slot, item.incarnation)
+        return item
+
+    def _frame(self, frame: Frame) -> events.TokensStreamed | None:
+        try:
+            event, ended = self._frames.take(*frame)
+        except BrokenFrameError as error:
+            self._frames.close_worker(frame.slot, frame.incarnation)
+            self._condemn(frame.slot, frame.incarnation, f"broke the protocol: {error}")
+            return None
+        for attempt in ended:
+            self._abort(frame.slot, frame.incarnation, attempt)
+        return event
+
+    def _observed(self, item: Observed) -> events.AnyEvent:
+        event = item.event
+        if not self._environments.is_awaited(event.trajectory, event.op):
+            return event  # taken back meanwhile: the core counts it as stale
+        if not _are_ids(item.ids, self._vocabulary_size):
+            return self._refused(item, "error", f"ids outside the vocabulary of {self._vocabulary_size}")
+        if isinstance(event, events.EpisodeStepped):
+            self._store.append(event.trajectory, "observation", item.turn, item.ids)
+            return event
+        if not item.ids:
+            return self._refused(item, "error", "the first prompt is empty")
+        if self._store.length(event.trajectory) == 0:
+            self._store.append(event.trajectory, "prompt", 0, item.ids)
+        elif self._store.view(event.trajectory).prompt != item.ids:
+            return self._refused(item, "mismatch", "the replayed episode has another first prompt")
+        return event
+
+    def _refused(self, item: Observed, kind: EnvironmentFailure, reason: str) -> events.EpisodeFailed:
+        log.warning("episode %d: %s: %s", item.event.trajectory, kind, reason)
+        self._environments.close(item.event.trajectory)
+        return events.EpisodeFailed(item.event.op, item.event.trajectory, kind, reason)
+
+
+def _are_ids(packed: bytes, vocabulary_size: int) -> bool:
+    if len(packed) % 4:
+        return False
+    ids = memoryview(packed).cast("i")
+    return not ids or (min(ids) >= 0 and max(ids) < vocabulary_size)

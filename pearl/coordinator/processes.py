@@ -1,0 +1,151 @@
+"""Process groups on the node agent, one ``Life`` each: started, watched, and gone before its loss is told.
+
+A life belongs to exactly one task: it calls ``start``, then ``outlive``, which returns once. Whoever finds the group
+dead, silent, stuck or unwanted only ``condemn``s the life; ending it is its task's work.
+"""
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import NamedTuple
+
+from pearl.coordinator.watch import Watch
+from pearl.runtime import counter
+from pearl.runtime.hub import Hub, PeerGoneError, QueueFullError, RemoteError
+from pearl.state.messages.control import (
+    GroupExited,
+    Hello,
+    PeerKind,
+    StartGroup,
+    StartGroupReply,
+    StopGroup,
+)
+
+log = logging.getLogger(__name__)
+
+AGENT_ANSWER_S = 10.0
+"""For what the agent does at once: starting a process, reaping a killed one."""
+TAIL_LINES = 20
+
+
+class Verdict(NamedTuple):
+    """Why a life ends, and how much time its processes get to end by themselves."""
+
+    reason: str
+    grace_s: float
+
+
+class Loss(NamedTuple):
+    """A group is gone, with all its processes."""
+
+    reason: str
+    counter: int | None  # last value of the group's counter file
+
+
+class Life:
+    """One incarnation of a worker's process group."""
+
+    def __init__(self, spec: StartGroup, kind: PeerKind, slot: int, incarnation: int) -> None:
+        loop = asyncio.get_running_loop()
+        self.spec = spec
+        self.kind = kind
+        self.slot = slot
+        self.incarnation = incarnation
+        self.name = spec.group  # of the group and of the peer
+        self.log_directory = Path(spec.log_directory) / spec.group
+        self.greeted: asyncio.Future[Hello] = loop.create_future()
+        self.exited: asyncio.Future[GroupExited] = loop.create_future()
+        self.condemned: asyncio.Future[Verdict] = loop.create_future()
+
+    def condemn(self, reason: str, grace_s: float = 0.0) -> None:
+        """Have it ended; only the first call counts."""
+        if not self.condemned.done():
+            self.condemned.set_result(Verdict(reason, grace_s))
+
+
+class Processes:
+    def __init__(self, hub: Hub, watch: Watch, agent: str, start_timeout_s: float) -> None:
+        self._hub = hub
+        self._watch = watch
+        self._agent = agent
+        self._start_timeout_s = start_timeout_s
+        self._lives: dict[str, Life] = {}
+
+    # what is heard
+
+    def greet(self, hello: Hello) -> None:
+        life = self._lives.get(f"{hello.kind}.{hello.slot}.{hello.incarnation}")
+        if life is not None and not life.greeted.done():
+            life.greeted.set_result(hello)
+
+    def left(self, told: GroupExited) -> None:
+        life = self._lives.get(told.group)
+        if life is not None and not life.exited.done():
+            life.exited.set_result(told)
+
+    def lives(self) -> list[Life]:
+        return list(self._lives.values())
+
+    def find(self, kind: PeerKind, slot: int, incarnation: int) -> Life | None:
+        """The life when its task has not ended yet."""
+        return self._lives.get(f"{kind}.{slot}.{incarnation}")
+
+    # a life
+
+    async def start(self, life: Life) -> Hello | None:
+        """Start the group and wait for its hello; None when it is not coming, ``outlive`` then says why."""
+        self._lives[life.name] = life
+        limit_s = self._start_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._hub.ask(self._agent, life.spec, deadline_s=limit_s, reply_type=StartGroupReply)
+                await asyncio.wait(
+                    (life.greeted, life.exited, life.condemned), return_when=asyncio.FIRST_COMPLETED
+                )
+        except TimeoutError:
+            life.condemn(f"not up within runtime.start_timeout_s = {limit_s:g} s")
+        except (PeerGoneError, QueueFullError, RemoteError) as error:
+            life.condemn(f"the node agent could not start it: {error}")
+        if life.exited.done() or life.condemned.done() or not life.greeted.done():
+            return None
+        self._watch.add(life)
+        return life.greeted.result()
+
+    async def outlive(self, life: Life) -> Loss:
+        """Wait until the group ended or was condemned; on return nothing of it runs and its peer is dropped."""
+        await asyncio.wait((life.exited, life.condemned), return_when=asyncio.FIRST_COMPLETED)
+        self._watch.remove(life)
+        if not life.exited.done():
+            await self._stop(life, life.condemned.result().grace_s)
+        loss = self._loss(life)
+        self._hub.drop(life.name, loss.reason)
+        del self._lives[life.name]
+        return loss
+
+    async def _stop(self, life: Life, grace_s: float) -> None:
+        limit_s = grace_s + AGENT_ANSWER_S
+        try:
+            await self._hub.ask(self._agent, StopGroup(life.name, grace_s), deadline_s=limit_s)
+            # Its GroupExited brings the counter and the end of the log.
+            await asyncio.wait((life.exited,), timeout=AGENT_ANSWER_S)
+        except (PeerGoneError, QueueFullError, RemoteError, TimeoutError) as error:
+            # Without its agent nothing on that host is ours any more: the agent's children die with it.
+            log.error("%s: the node agent did not end it: %s", life.name, error)
+
+    def _loss(self, life: Life) -> Loss:
+        exited = life.exited.result() if life.exited.done() else None
+        wanted = life.condemned.result().reason if life.condemned.done() else ""
+        reason = wanted or (exited.reason if exited else "gone")
+        if exited is not None and not wanted:
+            reason = _with_last_line(reason, exited.log_tail)
+            log.warning("%s %s; the end of its log:\n%s", life.name, exited.reason, exited.log_tail)
+        value = exited.counter if exited is not None else None
+        if value is None and counter.ENVIRONMENT_KEY in life.spec.environment:
+            value = counter.read(Path(life.spec.environment[counter.ENVIRONMENT_KEY]))
+        return Loss(reason, value)
+
+
+def _with_last_line(reason: str, log_tail: str) -> str:
+    """Usually the exception: what a person needs first."""
+    lines = [line.strip() for line in log_tail.splitlines() if line.strip()]
+    return f"{reason}: {lines[-1][:300]}" if lines else reason

@@ -1,0 +1,157 @@
+"""Rollout workers: one task a life, weights brought to them, requests and aborts told to them."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from pearl.coordinator.frames import Attempt, Frames
+from pearl.coordinator.groups import Groups
+from pearl.coordinator.inbox import Inbox
+from pearl.coordinator.processes import Processes
+from pearl.coordinator.seeds import trajectory_seed
+from pearl.runtime.hub import Hub, PeerGoneError, QueueFullError, RemoteError
+from pearl.runtime.token_store import TokenStore
+from pearl.state import commands, events
+from pearl.state.config import Config
+from pearl.state.ids import AttemptId, Incarnation, Slot
+from pearl.state.messages import rollout as messages
+from pearl.state.trajectory import TokenDelta
+from pearl.state.weights import Snapshot
+
+log = logging.getLogger(__name__)
+
+Spawn = Callable[[str, Coroutine[Any, Any, None]], object]
+
+
+def peer_name(slot: int, incarnation: int) -> str:
+    return f"rollout.{slot}.{incarnation}"
+
+
+class RolloutWorkers:
+    def __init__(
+        self,
+        config: Config,
+        hub: Hub,
+        groups: Groups,
+        processes: Processes,
+        store: TokenStore,
+        frames: Frames,
+        stop_ids: tuple[int, ...],
+        inbox: Inbox,
+        spawn: Spawn,
+    ) -> None:
+        self._config = config
+        self._hub = hub
+        self._groups = groups
+        self._processes = processes
+        self._store = store
+        self._frames = frames
+        self._stop_ids = stop_ids
+        self._inbox = inbox
+        self._spawn = spawn
+
+    # lives
+
+    def start(self, command: commands.StartWorker) -> None:
+        self._spawn(f"StartWorker {peer_name(command.slot, command.incarnation)}", self._live(command))
+
+    async def _live(self, command: commands.StartWorker) -> None:
+        slot, incarnation = command.slot, command.incarnation
+        life = self._groups.rollout(slot, incarnation, command.gpus)
+        self._frames.open_worker(slot, incarnation)
+        hello = await self._processes.start(life)
+        if hello is not None:
+            ready = events.WorkerReady(command.op, slot, incarnation, hello.host, hello.pid)
+            await self._inbox.put(ready)
+        loss = await self._processes.outlive(life)
+        # Frames that came before are in front of it in the inbox; later ones are old.
+        await self._inbox.put(events.WorkerLost(slot, incarnation, loss.reason, loss.counter))
+
+    def stop(self, command: commands.StopWorker) -> None:
+        """Its life's task tells the loss; a worker that is gone already has had its loss told."""
+        life = self._processes.find("rollout", command.slot, command.incarnation)
+        if life is not None:
+            life.condemn(command.reason, command.grace_s)
+
+    def condemn(self, slot: Slot, incarnation: Incarnation, reason: str) -> None:
+        life = self._processes.find("rollout", slot, incarnation)
+        if life is not None:
+            log.warning("%s %s", life.name, reason)
+            life.condemn(reason)
+
+    # requests
+
+    def generate(self, command: commands.Generate) -> None:
+        attempt = Attempt(command.trajectory, command.turn, command.slot, command.incarnation)
+        self._frames.begin(command.attempt, attempt)
+        try:
+            self._hub.tell(peer_name(command.slot, command.incarnation), self._request(command))
+        except (PeerGoneError, QueueFullError) as error:
+            self._frames.release(command.trajectory)
+            self._spawn(f"Generate {command.attempt}", self._refused(command, str(error)))
+
+    def _request(self, command: commands.Generate) -> messages.Generate:
+        temperature = 0.0 if command.greedy else self._config.rollout.temperature
+        return messages.Generate(
+            attempt=command.attempt,
+            trajectory=command.trajectory,
+            ids=self._store.context(command.trajectory, command.context_tokens),
+            params=messages.SamplingParams(command.max_new_tokens, temperature, self._stop_ids),
+            seed=trajectory_seed(self._config.run.seed, command.trajectory),
+        )
+
+    async def _refused(self, command: commands.Generate, error: str) -> None:
+        delta = TokenDelta(command.attempt, 0, (), 0, "error", error)
+        await self._inbox.put(events.TokensStreamed(command.slot, command.incarnation, (delta,)))
+
+    def abort(self, slot: Slot, incarnation: Incarnation, attempt: AttemptId) -> None:
+        """A worker that cannot be told is dying, and its loss ends the attempt."""
+        try:
+            self._hub.tell(peer_name(slot, incarnation), messages.Abort(attempt))
+        except QueueFullError as error:
+            self.condemn(slot, incarnation, f"takes no messages: {error}")
+        except PeerGoneError as error:
+            log.info("attempt %d needs no abort: %s", attempt, error)
+
+    # weights
+
+    def update(self, command: commands.UpdateWeights, snapshot: Snapshot | None) -> None:
+        self._spawn(f"UpdateWeights {command.op}", self._update(command, snapshot))
+
+    async def _update(self, command: commands.UpdateWeights, snapshot: Snapshot | None) -> None:
+        op, slot, incarnation = command.op, command.slot, command.incarnation
+        if snapshot is None or snapshot.version != command.version:
+            newest = "none" if snapshot is None else snapshot.version
+            reason = f"{command.version} is superseded, the newest is {newest}"
+            await self._inbox.put(events.WeightsFailed(op, slot, incarnation, reason))
+            return
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        request = messages.UpdateWeights(snapshot, command.mode, self._config.weights.bucket_deadline_s)
+        outcome = await self._ask_update(peer_name(slot, incarnation), request)
+        if isinstance(outcome, str):
+            log.warning("%s: update to %s failed: %s", peer_name(slot, incarnation), command.version, outcome)
+            await self._inbox.put(events.WeightsFailed(op, slot, incarnation, outcome))
+            return
+        proven = events.WeightsProven(
+            op, slot, incarnation, outcome.version, outcome.checksum, loop.time() - began
+        )
+        await self._inbox.put(proven)
+
+    async def _ask_update(
+        self, peer: str, request: messages.UpdateWeights
+    ) -> messages.UpdateWeightsReply | str:
+        """The proof, or why there is none."""
+        limit_s = self._config.runtime.update_timeout_s
+        try:
+            reply = await self._hub.ask(peer, request, deadline_s=limit_s)
+        except TimeoutError:
+            return f"no answer within runtime.update_timeout_s = {limit_s:g} s"
+        except (PeerGoneError, QueueFullError, RemoteError) as error:
+            return str(error)
+        if not isinstance(reply, messages.UpdateWeightsReply):
+            return f"answered {type(reply).__name__}"
+        if reply.version != request.snapshot.version:
+            return f"serves {reply.version}, asked for {request.snapshot.version}"
+        return reply

@@ -1,0 +1,122 @@
+"""The run directory: what a run leaves behind for people and programs, and how each line gets there exactly once.
+
+``config.toml`` and ``config.json`` the resolved settings, ``journal.msgpack/`` and ``tokens/`` the state,
+``metrics.jsonl``, ``trajectories.jsonl`` and ``summary.json`` the results, ``logs/`` a directory a process group.
+
+A crash may come between a journal entry and its lines. Therefore every journal segment has a mark: the sizes that
+the two files had when it was opened. A resume cuts both back to the mark and writes the segment's lines again.
+"""
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pearl.config import resolved_json, resolved_toml
+from pearl.state.commands import Report
+from pearl.state.config import Config
+from pearl.state.trajectory import TrajectoryRecord
+
+RESULT_NAMES = ("metrics.jsonl", "trajectories.jsonl")
+
+
+class Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Sizes in bytes of the result files, in the order of RESULT_NAMES, before journal entry ``first_entry``."""
+
+    first_entry: int
+    sizes: tuple[int, int]
+
+
+class RunFiles:
+    """The one writer of the run directory's results. What was written is with the OS when the call returns."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.logs = run_dir / "logs"
+        self.config_json = run_dir / "config.json"
+        self.journal = run_dir / "journal.msgpack"
+        self.tokens = run_dir / "tokens"
+        self._marks = run_dir / "marks.json"
+        self.logs.mkdir(parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._fds = [os.open(run_dir / name, flags, 0o644) for name in RESULT_NAMES]
+
+    def write_config(self, config: Config) -> None:
+        _replace(self.run_dir / "config.toml", resolved_toml(config).encode())
+        _replace(self.config_json, resolved_json(config).encode())
+
+    def report(self, report: Report) -> None:
+        self._append(0, {"kind": report.kind, **report.values})
+
+    def trajectory(self, record: TrajectoryRecord) -> None:
+        self._append(1, msgspec.to_builtins(record))
+
+    def summary(self, summary: dict[str, Any]) -> None:
+        _replace(self.run_dir / "summary.json", msgspec.json.format(strict_json(summary), indent=2) + b"\n")
+
+    def mark(self, first_entry: int) -> None:
+        """Note the sizes for the journal segment that is about to be opened at ``first_entry``."""
+        sizes = [os.fstat(fd).st_size for fd in self._fds]
+        # The mark before stays: the segment that this one is for may never come to be.
+        marks = [*self._read_marks()[-1:], Mark(first_entry, (sizes[0], sizes[1]))]
+        _replace(self._marks, msgspec.json.encode(marks))
+
+    def rewind(self, first_entry: int) -> None:
+        """Cut the result files back to the mark of the segment that begins at ``first_entry``.
+
+        Raises:
+            ValueError: there is no such mark, or the files are shorter than it says.
+        """
+        mark = next((mark for mark in self._read_marks() if mark.first_entry == first_entry), None)
+        if mark is None:
+            raise ValueError(
+                f"{self._marks} knows nothing of journal entry {first_entry}: it is not this run's; restore it"
+            )
+        for fd, name, size in zip(self._fds, RESULT_NAMES, mark.sizes, strict=True):
+            if os.fstat(fd).st_size < size:
+                raise ValueError(
+                    f"{self.run_dir / name} is shorter than its {size} bytes at the last snapshot: restore it"
+                )
+            os.ftruncate(fd, size)
+
+    def close(self) -> None:
+        while self._fds:
+            os.close(self._fds.pop())
+
+    def _append(self, index: int, values: dict[str, Any]) -> None:
+        data = memoryview(strict_json(values) + b"\n")
+        while data:
+            data = data[os.write(self._fds[index], data) :]
+
+    def _read_marks(self) -> list[Mark]:
+        try:
+            return msgspec.json.decode(self._marks.read_bytes(), type=list[Mark])
+        except FileNotFoundError:
+            return []
+
+
+def strict_json(values: Any) -> bytes:
+    """JSON that any strict reader takes: a number that is not finite becomes null."""
+    return msgspec.json.encode(_finite(values))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all."""
+    draft = path.with_name(path.name + ".tmp")
+    with draft.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(draft, path)
