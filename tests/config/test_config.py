@@ -8,6 +8,9 @@ from pearl.config import ConfigError, load, resolved_json, resolved_toml
 from pearl.state.config import Config
 
 
+CONFIGS = Path(__file__).parents[2] / "launch" / "configs"
+
+
 def write(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "job.toml"
     path.write_text(text, encoding="utf-8")
@@ -201,3 +204,13 @@ def test_unreadable_files(tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes(b"# caf\xe9\n")
     with pytest.raises(ConfigError, match="not UTF-8"):
         load(tmp_path / "latin.toml")
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.toml")), ids=lambda path: path.name)
+def test_every_shipped_config_is_right(path: Path) -> None:
+    config = load(path)
+    assert config.run.num_steps > 0
+
+
+def test_the_quickstart_is_shipped() -> None:
+    assert (CONFIGS / "quickstart.toml").is_file()
