@@ -5,8 +5,7 @@ else takes part when one is made or dropped. Limits are on every message, becaus
 operation whose peer died in the middle of it.
 """
 
-import logging
-import threading
+import re
 from datetime import timedelta
 from functools import cache
 from typing import Any, Protocol
@@ -15,10 +14,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
+from pearl.workers.links import threads
 from pearl.workers.links.control import Backend
 from pearl.workers.links.errors import LinkError
-
-log = logging.getLogger(__name__)
 
 SOURCE, RECEIVER = 0, 1
 WINDOW = 2
@@ -123,8 +121,10 @@ def gloo_device(address: str) -> Any:
 
 def bury(remains: list[Any]) -> None:
     """Let go of backend objects in a thread of their own: their destructors may wait for a stuck operation."""
-    threading.Thread(target=remains.clear, name="abandoned link", daemon=True).start()
+    threads.start("abandoned link", remains.clear)
 
 
 def first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    """The backend's own words without its source path and its advice."""
+    line = (str(error).splitlines() or [""])[0]
+    return re.sub(r"^\[\S*\] ?", "", line).split(". This is typically")[0] or type(error).__name__

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
+from pearl.workers.links import threads
 from pearl.workers.links.errors import LinkError
 from pearl.workers.links.link import SOURCE, Transfer, bury, first_line
 
@@ -128,7 +129,7 @@ class NcclLink:
             remains = [self._group, self._scratch, self._stream]
             self._group, self._scratch = None, []
             # Only abort ends a kernel that waits for a dead peer; it may itself take long.
-            threading.Thread(target=abort, args=(remains,), name="abandoned nccl link", daemon=True).start()
+            threads.start("abandoned nccl link", abort, remains)
 
 
 class NcclTransfer:

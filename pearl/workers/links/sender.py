@@ -5,11 +5,13 @@ request of that slot builds a new one. The publisher never waits for any of them
 one being sent at a bucket's edge.
 """
 
+import atexit
 import logging
 import os
 import socket
 import threading
 import time
+import weakref
 from collections import deque
 from datetime import timedelta
 
@@ -18,6 +20,7 @@ import torch
 from torch._C._distributed_c10d import Store, TCPStore
 
 from pearl.state.weights import BucketSpec, Version
+from pearl.workers.links import threads
 from pearl.workers.links.control import (
     Backend,
     Channel,
@@ -82,7 +85,8 @@ class LinkServer:
         )
         self.address = f"{address}:{self._listener.getsockname()[1]}"
         store.link_address = self.address
-        threading.Thread(target=self._accept, name="link server", daemon=True).start()
+        threads.start("link server", self._accept)
+        _live.add(self)
 
     def outcomes(self) -> list[PushOutcome]:
         """The last pushes that ended, oldest first."""
@@ -125,7 +129,7 @@ class LinkServer:
             except OSError:
                 return  # closed
             session = Session(self, self._store, Channel(connection))
-            threading.Thread(target=session.run, name="link", daemon=True).start()
+            threads.start("link", session.run)
 
     def admit(self, session: "Session", key: LinkKey) -> Opened | Refused:
         """Give the session its link's name, in the place of an older session of the same slot."""
@@ -313,3 +317,13 @@ def shut(listener: socket.socket) -> None:
         listener.shutdown(socket.SHUT_RDWR)
     finally:
         listener.close()
+
+
+_live: "weakref.WeakSet[LinkServer]" = weakref.WeakSet()
+
+
+@atexit.register
+def close_all() -> None:
+    """Runs before the threads are joined: idle sessions end at once, busy ones at their limit."""
+    for server in list(_live):
+        server.close()

@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import msgspec
+import psutil
 import torch
 
 from pearl.state.weights import BucketSpec, Snapshot, Version
@@ -143,6 +144,12 @@ class ReceiverProcess(Process):
         at: int = 0,
     ) -> None:
         self.pipe.send((snapshot, transport, deadline_s, fault, at))
+
+    def wait_until_stopped(self) -> None:
+        end = time.monotonic() + ANSWER_TIMEOUT_S
+        while psutil.Process(self.process.pid).status() != psutil.STATUS_STOPPED:
+            assert time.monotonic() < end, "the process did not stop"
+            time.sleep(0.005)
 
     def answer(self) -> Answer:
         answer = super().answer()

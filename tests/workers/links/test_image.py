@@ -139,7 +139,7 @@ def test_ck_04_a_publish_that_fails_leaves_the_version_before(store: SnapshotSto
 def test_a_tensor_that_is_not_in_the_layout_is_refused(store: SnapshotStore) -> None:
     specs = lay_out([("a", "uint8", (8,))])
     with (
-        pytest.raises(ValueError, match="expects .*'a'"),
+        pytest.raises(ValueError, match=r"expects .*'a'"),
         store.writing(Version(0, 1), specs) as writer,
     ):
         writer.write("a", torch.zeros(9, dtype=torch.uint8))
