@@ -7,7 +7,6 @@ import pytest
 from pearl.config import ConfigError, load, resolved_json, resolved_toml
 from pearl.state.config import Config
 
-
 CONFIGS = Path(__file__).parents[2] / "launch" / "configs"
 
 
