@@ -1,0 +1,140 @@
+"""Who is alive, who is stuck and who is dead, judged only by what was heard while one listened. Pure.
+
+The judge looks on a fixed period. When it comes late, or was deaf because its queue was full, it slept itself: that
+time is held against nobody, because the others' words were still in the socket.
+"""
+
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from pearl.state.messages.control import Heartbeat
+
+State = Literal["alive", "stuck", "dead"]
+
+
+class Lateness:
+    """How much of the time between two looks the looker was asleep. ``total_s`` only grows."""
+
+    def __init__(self, period_s: float, now: float) -> None:
+        self._period_s = period_s
+        self._looked_at = now
+        self._deaf_s = 0.0
+        self.total_s = 0.0
+
+    def look(self, now: float, deaf_s: float = 0.0) -> float:
+        """Call every period. ``deaf_s`` is the time, since the start, in which nothing was read though awake.
+
+        Returns the seconds since the last look that count for nobody; a tenth of a second late is no sleep.
+        """
+        gap = max(now - self._looked_at, 0.0)
+        late = gap - self._period_s
+        asleep = min(max(late if late > 0.1 else 0.0, deaf_s - self._deaf_s), gap)
+        self._looked_at, self._deaf_s = now, deaf_s
+        self.total_s += asleep
+        return asleep
+
+
+class Silence:
+    """Seconds without a word from one side, without those in which the listener was asleep."""
+
+    def __init__(self, now: float, asleep_s: float = 0.0) -> None:
+        self._since = now
+        self._asleep_s = asleep_s
+
+    def heard(self, at: float, asleep_s: float) -> None:
+        """``asleep_s``: the listener's ``Lateness.total_s`` so far. An older word changes nothing."""
+        if at > self._since:
+            self._since, self._asleep_s = at, asleep_s
+
+    def seconds(self, now: float, asleep_s: float) -> float:
+        return max(now - self._since - (asleep_s - self._asleep_s), 0.0)
+
+
+class Limits(NamedTuple):
+    """Seconds; from the job's runtime section."""
+
+    heartbeat_period_s: float  # also how often the judge looks
+    heartbeat_timeout_s: float  # silent for longer = dead
+    progress_timeout_s: float  # has work, is not busy, makes no progress for longer = stuck
+    start_timeout_s: float  # not ready for longer = stuck, busy or not
+
+
+class Verdict(NamedTuple):
+    peer: str
+    state: State
+    reason: str
+
+
+class _Peer(msgspec.Struct, eq=False):
+    started: Silence
+    word: Silence
+    progress: Silence
+    last: Heartbeat | None = None
+    ready: bool = False
+
+
+class Liveness:
+    """Judges a set of peers. All times are monotonic seconds of one clock."""
+
+    def __init__(self, limits: Limits, now: float) -> None:
+        self._limits = limits
+        self._lateness = Lateness(limits.heartbeat_period_s, now)
+        self._peers: dict[str, _Peer] = {}
+
+    @property
+    def asleep_s(self) -> float:
+        """How long the judge itself slept, in all."""
+        return self._lateness.total_s
+
+    def add(self, peer: str, now: float, *, ready: bool = False) -> None:
+        """From its hello or, with ``ready`` later set by ``ready()``, under the limit of a start."""
+        asleep = self._lateness.total_s
+        self._peers[peer] = _Peer(Silence(now, asleep), Silence(now, asleep), Silence(now, asleep), ready=ready)
+
+    def ready(self, peer: str) -> None:
+        """It has started: the limit of a start is over."""
+        self._peers[peer].ready = True
+
+    def remove(self, peer: str) -> None:
+        self._peers.pop(peer, None)
+
+    def heard(self, peer: str, at: float) -> None:
+        """Something came from it; peers that are not watched are ignored."""
+        if peer in self._peers:
+            self._peers[peer].word.heard(at, self._lateness.total_s)
+
+    def beat(self, peer: str, heartbeat: Heartbeat, at: float) -> None:
+        self.heard(peer, at)
+        known = self._peers.get(peer)
+        if known is None:
+            return
+        moved = known.last is None or heartbeat.progress != known.last.progress
+        if moved or heartbeat.busy or not heartbeat.pending:
+            known.progress.heard(at, self._lateness.total_s)
+        known.last = heartbeat
+
+    def judge(self, now: float, deaf_s: float = 0.0) -> list[Verdict]:
+        """Call every heartbeat period; ``deaf_s`` as in ``Hub.deaf_s``. Returns those that are not alive."""
+        self._lateness.look(now, deaf_s)
+        verdicts = (self.state(peer, now) for peer in self._peers)
+        return [verdict for verdict in verdicts if verdict.state != "alive"]
+
+    def state(self, peer: str, now: float) -> Verdict:
+        known, limits, asleep = self._peers[peer], self._limits, self._lateness.total_s
+        silent = known.word.seconds(now, asleep)
+        if silent > limits.heartbeat_timeout_s:
+            limit = f"runtime.heartbeat_timeout_s = {limits.heartbeat_timeout_s:g}"
+            return Verdict(peer, "dead", f"silent for {silent:.1f} s, {limit}")
+        starting = known.started.seconds(now, asleep)
+        if not known.ready and starting > limits.start_timeout_s:
+            doing = f" ({known.last.busy})" if known.last is not None and known.last.busy else ""
+            limit = f"runtime.start_timeout_s = {limits.start_timeout_s:g}"
+            return Verdict(peer, "stuck", f"not ready after {starting:.1f} s{doing}, {limit}")
+        if known.last is None or known.last.busy or not known.last.pending:
+            return Verdict(peer, "alive", "")
+        still = known.progress.seconds(now, asleep)
+        if still > limits.progress_timeout_s:
+            limit = f"runtime.progress_timeout_s = {limits.progress_timeout_s:g}"
+            return Verdict(peer, "stuck", f"{known.last.pending} pending, no progress for {still:.1f} s, {limit}")
+        return Verdict(peer, "alive", "")
