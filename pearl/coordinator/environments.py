@@ -14,6 +14,7 @@ import msgspec
 from pearl.coordinator.inbox import Inbox, Observed
 from pearl.coordinator.processes import Life, Loss, Processes
 from pearl.runtime.hub import Hub, PeerGoneError, QueueFullError, RemoteError
+from pearl.runtime.supervisor import RestartLimit
 from pearl.runtime.token_store import TokenStore
 from pearl.state import commands, events
 from pearl.state.config import Config
@@ -63,18 +64,18 @@ class Environments:
         """Keep one worker alive under new incarnations. Returns what to tell the person when it died too often."""
         runtime = self._config.runtime
         loop = asyncio.get_running_loop()
-        losses: list[float] = []
+        restarts = RestartLimit(runtime.max_restarts, runtime.restart_window_s)
         incarnation = 0
         while True:
             incarnation += 1
             life = make_life(incarnation)
             loss = await self._live(life)
-            losses = [time for time in losses if time > loop.time() - runtime.restart_window_s] + [loop.time()]
-            if len(losses) > runtime.max_restarts or (incarnation == 1 and not life.greeted.done()):
-                return (
-                    f"environment worker {life.slot} died {len(losses)} times in {runtime.restart_window_s:.0f} s, "
-                    f"last: {loss.reason}. Its log is in {life.log_directory}"
-                )
+            where = f"{loss.reason}. Its log is in {life.log_directory}"
+            if incarnation == 1 and not life.greeted.done():
+                return f"environment worker {life.slot} did not start: {where}"
+            if not restarts.allows(loop.time()):
+                window = f"{runtime.max_restarts} restarts within {runtime.restart_window_s:.0f} s"
+                return f"environment worker {life.slot} died after {window}: {where}"
             log.warning("environment worker %d: %s; starting again", life.slot, loss.reason)
 
     async def _live(self, life: Life) -> Loss:
@@ -86,12 +87,14 @@ class Environments:
         return loss
 
     async def describe(self) -> messages.DescribeReply:
-        return await self._ask_any(messages.Describe(), messages.DescribeReply)
+        described: messages.DescribeReply = await self._ask_any(messages.Describe(), messages.DescribeReply)
+        return described
 
     async def demonstrations(self, first: int, count: int) -> tuple[Demonstration, ...]:
         """Deterministic in the run's seed, ``first`` and ``count``."""
         request = messages.Demonstrate(self._config.run.seed, first, count)
-        return (await self._ask_any(request, messages.DemonstrateReply)).demonstrations
+        reply: messages.DemonstrateReply = await self._ask_any(request, messages.DemonstrateReply)
+        return reply.demonstrations
 
     async def _ask_any(self, request: Any, reply_type: type[Any]) -> Any:
         """Any worker can answer it; when one dies over it another is asked. RemoteError when it is refused."""
@@ -99,15 +102,14 @@ class Environments:
             while True:
                 peer = await self._least_loaded()
                 try:
-                    reply = await self._hub.ask(
-                        peer, request, deadline_s=self._config.runtime.start_timeout_s
+                    return await self._hub.ask(
+                        peer,
+                        request,
+                        deadline_s=self._config.runtime.start_timeout_s,
+                        reply_type=reply_type,
                     )
                 except PeerGoneError:
                     self._load.pop(peer, None)
-                    continue
-                if not isinstance(reply, reply_type):
-                    raise RemoteError(f"{peer} answered {type(request).__name__} with {reply!r:.300}")
-                return reply
 
     # episodes: each command is one task, whose outcome goes to the inbox
 

@@ -79,7 +79,9 @@ class Frames:
 
     # frames
 
-    def take(self, slot: Slot, incarnation: Incarnation, frame: Deltas) -> tuple[TokensStreamed | None, list[AttemptId]]:
+    def take(
+        self, slot: Slot, incarnation: Incarnation, frame: Deltas
+    ) -> tuple[TokensStreamed | None, list[AttemptId]]:
         """Store the frame's tokens.
 
         Returns:
@@ -141,7 +143,12 @@ class Frames:
 def _check_counts(delta: AttemptDelta) -> None:
     count, rest = divmod(len(delta.ids), WIDTH)
     runs = sum(run.count for run in delta.runs)
-    if rest or len(delta.logprobs) != len(delta.ids) or runs != count or any(run.count <= 0 for run in delta.runs):
+    if (
+        rest
+        or len(delta.logprobs) != len(delta.ids)
+        or runs != count
+        or any(run.count <= 0 for run in delta.runs)
+    ):
         raise BrokenFrameError(
             f"attempt {delta.attempt}: {len(delta.ids)} bytes of ids, {len(delta.logprobs)} of log-probs, "
             f"version runs {[run.count for run in delta.runs]}"

@@ -83,8 +83,12 @@ class Processes:
         if life is not None and not life.exited.done():
             life.exited.set_result(told)
 
-    def lives(self) -> list[Life]:
-        return list(self._lives.values())
+    def condemn(self, name: str, reason: str) -> None:
+        """The life of that name, if there is one."""
+        life = self._lives.get(name)
+        if life is not None:
+            log.warning("%s %s", name, reason)
+            life.condemn(reason)
 
     def find(self, kind: PeerKind, slot: int, incarnation: int) -> Life | None:
         """The life when its task has not ended yet."""
@@ -108,13 +112,13 @@ class Processes:
             life.condemn(f"the node agent could not start it: {error}")
         if life.exited.done() or life.condemned.done() or not life.greeted.done():
             return None
-        self._watch.add(life)
+        self._watch.add(life.name, life.condemn)
         return life.greeted.result()
 
     async def outlive(self, life: Life) -> Loss:
         """Wait until the group ended or was condemned; on return nothing of it runs and its peer is dropped."""
         await asyncio.wait((life.exited, life.condemned), return_when=asyncio.FIRST_COMPLETED)
-        self._watch.remove(life)
+        self._watch.remove(life.name)
         if not life.exited.done():
             await self._stop(life, life.condemned.result().grace_s)
         loss = self._loss(life)

@@ -102,7 +102,9 @@ def _snapshot_difference(journalled: bytes, got: bytes) -> str:
         return f"  {len(journalled)} bytes in the journal, {len(got)} now"
     for key in [*old, *(key for key in new if key not in old)]:
         if old.get(key) != new.get(key):
-            return f"  {key} in the journal: {_cut(old.get(key))}\n  {key} now:            {_cut(new.get(key))}"
+            return (
+                f"  {key} in the journal: {_cut(old.get(key))}\n  {key} now:            {_cut(new.get(key))}"
+            )
     return "  the values are equal, their encoding is not"
 
 

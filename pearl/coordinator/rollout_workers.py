@@ -75,10 +75,7 @@ class RolloutWorkers:
             life.condemn(command.reason, command.grace_s)
 
     def condemn(self, slot: Slot, incarnation: Incarnation, reason: str) -> None:
-        life = self._processes.find("rollout", slot, incarnation)
-        if life is not None:
-            log.warning("%s %s", life.name, reason)
-            life.condemn(reason)
+        self._processes.condemn(peer_name(slot, incarnation), reason)
 
     # requests
 
@@ -87,7 +84,10 @@ class RolloutWorkers:
         self._frames.begin(command.attempt, attempt)
         try:
             self._hub.tell(peer_name(command.slot, command.incarnation), self._request(command))
-        except (PeerGoneError, QueueFullError) as error:
+        except PeerGoneError as error:
+            # Its loss, which is coming, ends the attempt; as a failed attempt it would count against the trajectory.
+            self.condemn(command.slot, command.incarnation, str(error))
+        except QueueFullError as error:
             self._frames.release(command.trajectory)
             self._spawn(f"Generate {command.attempt}", self._refused(command, str(error)))
 
@@ -145,13 +145,13 @@ class RolloutWorkers:
         """The proof, or why there is none."""
         limit_s = self._config.runtime.update_timeout_s
         try:
-            reply = await self._hub.ask(peer, request, deadline_s=limit_s)
+            reply: messages.UpdateWeightsReply = await self._hub.ask(
+                peer, request, deadline_s=limit_s, reply_type=messages.UpdateWeightsReply
+            )
         except TimeoutError:
             return f"no answer within runtime.update_timeout_s = {limit_s:g} s"
         except (PeerGoneError, QueueFullError, RemoteError) as error:
             return str(error)
-        if not isinstance(reply, messages.UpdateWeightsReply):
-            return f"answered {type(reply).__name__}"
         if reply.version != request.snapshot.version:
             return f"serves {reply.version}, asked for {request.snapshot.version}"
         return reply

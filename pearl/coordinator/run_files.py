@@ -23,10 +23,11 @@ RESULT_NAMES = ("metrics.jsonl", "trajectories.jsonl")
 
 
 class Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Sizes in bytes of the result files, in the order of RESULT_NAMES, before journal entry ``first_entry``."""
+    """Where everything stood before journal entry ``first_entry``."""
 
     first_entry: int
-    sizes: tuple[int, int]
+    now: float  # seconds since the run's start
+    sizes: tuple[int, int]  # bytes of the result files, in the order of RESULT_NAMES
 
 
 class RunFiles:
@@ -56,15 +57,15 @@ class RunFiles:
     def summary(self, summary: dict[str, Any]) -> None:
         _replace(self.run_dir / "summary.json", msgspec.json.format(strict_json(summary), indent=2) + b"\n")
 
-    def mark(self, first_entry: int) -> None:
+    def mark(self, first_entry: int, now: float) -> None:
         """Note the sizes for the journal segment that is about to be opened at ``first_entry``."""
         sizes = [os.fstat(fd).st_size for fd in self._fds]
         # The mark before stays: the segment that this one is for may never come to be.
-        marks = [*self._read_marks()[-1:], Mark(first_entry, (sizes[0], sizes[1]))]
+        marks = [*self._read_marks()[-1:], Mark(first_entry, now, (sizes[0], sizes[1]))]
         _replace(self._marks, msgspec.json.encode(marks))
 
-    def rewind(self, first_entry: int) -> None:
-        """Cut the result files back to the mark of the segment that begins at ``first_entry``.
+    def rewind(self, first_entry: int) -> Mark:
+        """Cut the result files back to the mark of the segment that begins at ``first_entry``, and return it.
 
         Raises:
             ValueError: there is no such mark, or the files are shorter than it says.
@@ -80,6 +81,7 @@ class RunFiles:
                     f"{self.run_dir / name} is shorter than its {size} bytes at the last snapshot: restore it"
                 )
             os.ftruncate(fd, size)
+        return mark
 
     def close(self) -> None:
         while self._fds:

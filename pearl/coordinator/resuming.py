@@ -1,0 +1,72 @@
+"""The state a run begins with: fresh, or as its former life left it on disk."""
+
+from typing import NamedTuple
+
+from pearl.coordinator import replay
+from pearl.coordinator.core import Coordinator
+from pearl.coordinator.run_files import RunFiles
+from pearl.runtime import journal
+from pearl.runtime.journal import Journal
+from pearl.state import commands
+from pearl.state.config import Config
+
+
+class Beginning(NamedTuple):
+    core: Coordinator
+    journal: Journal
+    now: float  # seconds since the run's start
+    is_new: bool  # no event has been handled yet
+
+
+class FinishedError(Exception):
+    """The run has ended as wished: there is nothing to resume."""
+
+    def __init__(self, finish: commands.Finish) -> None:
+        super().__init__("the run has finished")
+        self.finish = finish
+
+
+def begin(config: Config, files: RunFiles) -> Beginning:
+    """A fresh core with a new journal. ValueError when the directory holds a journal already."""
+    core = Coordinator(config)
+    files.mark(0, 0.0)
+    return Beginning(core, Journal.create(files.journal, core.snapshot()), 0.0, True)
+
+
+def go_on(config: Config, files: RunFiles) -> Beginning:
+    """The core after the last journalled event, and the result files as they were meant to be then.
+
+    Raises:
+        FinishedError: there is nothing left to do.
+        ValueError: this version of PEARL does not follow the journal, or files are missing.
+        DamagedError: a file does not hold what was written.
+    """
+    segment = journal.recover(files.journal)
+    core = replay.restore(config, segment)
+    now = files.rewind(segment.opening.first_entry).now
+    finish: commands.Finish | None = None
+    for entry in segment.entries:
+        now = entry.now
+        finish = _write_again(replay.decode_commands(entry.commands), files) or finish
+    if finish is not None and finish.exit_code == 0:
+        raise FinishedError(finish)
+    first_entry = segment.opening.first_entry + len(segment.entries)
+    files.mark(first_entry, now)
+    continued = Journal.open_for_append(files.journal, core.snapshot())
+    return Beginning(core, continued, now, first_entry == 0)
+
+
+def has_journal(files: RunFiles) -> bool:
+    """Whether a former life came as far as to have one."""
+    return files.journal.is_dir() and any(files.journal.glob("*.msgpack"))
+
+
+def _write_again(journalled: list[commands.AnyCommand], files: RunFiles) -> commands.Finish | None:
+    for command in journalled:
+        if isinstance(command, commands.RecordTrajectory):
+            files.trajectory(command.record)
+        elif isinstance(command, commands.Report):
+            files.report(command)
+        elif isinstance(command, commands.Finish):
+            return command
+    return None

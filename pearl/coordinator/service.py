@@ -1,0 +1,187 @@
+"""``pearl run`` in full: one coordinator with all its processes, from the settings to the exit code.
+
+Whatever happens in between, on return no process of the run is left (P7), its results are in the run directory, and
+the person has been told what went wrong and what to do.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+import uvloop
+
+from pearl.coordinator import resuming
+from pearl.coordinator.claim import claim
+from pearl.coordinator.console import Console
+from pearl.coordinator.local_agent import AgentFailedError, LocalAgent
+from pearl.coordinator.logs import log_to
+from pearl.coordinator.resuming import Beginning, FinishedError
+from pearl.coordinator.run_files import RunFiles
+from pearl.coordinator.session import RunFailedError, Session
+from pearl.runtime import members, registry
+from pearl.runtime.limits import check_fd_limit
+from pearl.runtime.segments import DamagedError
+from pearl.state.commands import Finish
+from pearl.state.config import Config
+
+log = logging.getLogger(__name__)
+
+FAILED, ASKED_WRONGLY = 1, 2
+EXPLAINED = (RunFailedError, AgentFailedError, DamagedError, ValueError, OSError)
+"""Errors whose text tells the person what to do; others are bugs."""
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def run(config: Config, run_dir: Path, *, resume: bool) -> int:
+    """Run or resume the job. The exit code: 0 done, 1 failed, 2 asked wrongly, 128 + N stopped by signal N."""
+    console = Console(sys.stdout, config.rollout.num_workers)
+    try:
+        _check_model(config)
+        with (
+            claim(run_dir) as run_id,
+            log_to(run_dir / "coordinator.log"),
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        ):
+            return runner.run(Service(config, run_dir, run_id, console, resume=resume).main())
+    except ValueError as error:
+        return _complain(str(error), ASKED_WRONGLY)
+    except EXPLAINED as error:
+        return _complain(str(error), FAILED)
+
+
+class Service:
+    """One life of a run, with its signals and its end."""
+
+    def __init__(self, config: Config, run_dir: Path, run_id: str, console: Console, *, resume: bool) -> None:
+        self._config = config
+        self._run_dir = run_dir
+        self._run_id = run_id
+        self._console = console
+        self._resume = resume
+        self._session: Session | None = None
+        self._task: asyncio.Task[int] | None = None
+        self._signals: list[int] = []
+
+    async def main(self) -> int:
+        self._task = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        for number in STOP_SIGNALS:
+            loop.add_signal_handler(number, self._on_signal, number)
+        try:
+            return await self._run()
+        except asyncio.CancelledError:
+            if not self._signals:
+                raise
+            # Cancelled by our own signal handler: the end of the run, not of whoever called it.
+            self._console.say(f"stopped by signal {self._signals[0]}")
+            return 128 + self._signals[0]
+        except Exception as error:
+            # The boundary: whatever happened, the person gets a word and no process is left behind.
+            log.exception("the run failed")
+            raise _explained(error, self._run_dir) from error
+        finally:
+            await members.kill_run(self._run_id)
+
+    def _on_signal(self, number: int) -> None:
+        """The first asks for an orderly end, when there is something to put in order; the second kills everything."""
+        self._signals.append(number)
+        if len(self._signals) == 1 and self._session is not None and self._session.is_driving:
+            self._console.say(f"signal {number}: stopping; once more kills everything at once")
+            self._session.request_stop(number)
+        elif len(self._signals) <= 2 and self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> int:
+        if self._resume:
+            await members.kill_run(self._run_id)  # what a killed coordinator may have left
+        self._console.say(f"run directory: {self._run_dir}")
+        if warning := check_fd_limit(_needed_fds(self._config)):
+            self._console.say(f"warning: {warning}")
+        files = RunFiles(self._run_dir)
+        try:
+            beginning = self._begin(files)
+            try:
+                finish = await self._live(files, beginning)
+            finally:
+                beginning.journal.close()
+        except FinishedError as finished:
+            self._console.say("the run has finished already: nothing to resume")
+            files.summary({**finished.finish.summary, "error": finished.finish.error})
+            return 0
+        finally:
+            files.close()
+        await members.kill_run(self._run_id)
+        self._write_report()
+        return self._conclude(finish)
+
+    def _begin(self, files: RunFiles) -> Beginning:
+        if self._resume and resuming.has_journal(files):
+            return resuming.go_on(self._config, files)
+        files.write_config(self._config)
+        return resuming.begin(self._config, files)
+
+    async def _live(self, files: RunFiles, beginning: Beginning) -> Finish:
+        agent = LocalAgent(self._config, self._run_id, files.logs)
+        session = Session(self._config, self._run_id, files, self._console, beginning, agent)
+        async with session.make_hub() as hub:
+            entry = registry.register(self._run_dir, hub.address, self._run_id, os.getpid())
+            self._session = session
+            try:
+                return await session.run(hub)
+            finally:
+                registry.unregister(entry)
+
+    def _write_report(self) -> None:
+        try:
+            from pearl.report.report import build
+
+            build(self._run_dir)
+        except Exception as error:  # the run is done and safe, whatever is wrong with its page
+            log.warning("no report.html", exc_info=True)
+            self._console.say(f"warning: no report.html: {error}")
+
+    def _conclude(self, finish: Finish) -> int:
+        assert self._session is not None
+        summary = finish.summary
+        error = self._session.failure or finish.error
+        self._console.say(
+            f"{summary.get('steps')} steps in {summary.get('seconds', 0.0):.1f} s; {self._run_dir}"
+        )
+        if not error:
+            return finish.exit_code
+        if not self._session.failure and finish.exit_code >= 128:
+            self._console.say(f"{error}; pearl run --resume --run-dir {self._run_dir} goes on with it")
+            return finish.exit_code
+        return _complain(error, finish.exit_code if finish.exit_code < 128 else FAILED)
+
+
+def _check_model(config: Config) -> None:
+    path = Path(config.model.path)
+    if config.model.path != "tiny-qwen3" and not (path / "config.json").is_file():
+        raise ValueError(
+            f"model.path = {config.model.path!r} is no model directory (it has no config.json); give the path of a "
+            'transformers model, or "tiny-qwen3" for the built-in one'
+        )
+
+
+def _needed_fds(config: Config) -> int:
+    """Of the coordinator: a connection a worker and its files, with plenty to spare."""
+    return 256 + 8 * (config.rollout.num_workers + config.training.num_ranks + config.environment.num_workers)
+
+
+def _explained(error: Exception, run_dir: Path) -> Exception:
+    """The first error, when it tells the person what to do; otherwise one that says where the trace is."""
+    first: BaseException = error
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    if isinstance(first, EXPLAINED):
+        return first
+    return RunFailedError(f"internal error: {first!r}; the trace is in {run_dir / 'coordinator.log'}")
+
+
+def _complain(text: str, exit_code: int) -> int:
+    sys.stderr.write("".join(f"error: {line}\n" for line in text.splitlines()))
+    return exit_code

@@ -1,0 +1,249 @@
+"""One life of a run, from the first process to the core's Finish: assembles the parts and routes what is heard."""
+
+import asyncio
+import logging
+import signal
+from contextlib import ExitStack
+
+from pearl.coordinator.admission import Admission
+from pearl.coordinator.console import Console
+from pearl.coordinator.driver import Driver, RunClock
+from pearl.coordinator.environments import Environments
+from pearl.coordinator.frames import Frames
+from pearl.coordinator.groups import Groups
+from pearl.coordinator.inbox import Frame, Inbox
+from pearl.coordinator.local_agent import AGENT_NAME, LocalAgent
+from pearl.coordinator.performer import Performer
+from pearl.coordinator.processes import Processes
+from pearl.coordinator.resuming import Beginning
+from pearl.coordinator.rollout_workers import RolloutWorkers
+from pearl.coordinator.run_files import RunFiles, strict_json
+from pearl.coordinator.tasks import Tasks
+from pearl.coordinator.trainer import Trainer
+from pearl.coordinator.watch import Watch
+from pearl.runtime.clock import MonotonicClock
+from pearl.runtime.hub import Asked, Hub, Joined, Lost, PeerGoneError, QueueFullError, RemoteError, Told
+from pearl.runtime.token_store import TokenStore
+from pearl.state import events
+from pearl.state.commands import Finish
+from pearl.state.config import Config
+from pearl.state.ids import Incarnation, Slot
+from pearl.state.messages.control import (
+    AgentReport,
+    ControlMessage,
+    GroupExited,
+    Heartbeat,
+    Shutdown,
+    StatusReply,
+    StatusRequest,
+)
+from pearl.state.messages.environment import DescribeReply, EnvironmentMessage
+from pearl.state.messages.rollout import Deltas, RolloutMessage
+from pearl.state.messages.training import TrainingMessage
+
+log = logging.getLogger(__name__)
+
+PeerMessage = ControlMessage | EnvironmentMessage | RolloutMessage | TrainingMessage
+END_LIMIT_S = 8.0
+"""For the agent to end its groups with their grace of 5 s; what is left then is killed, well within 15 s in all."""
+
+
+class RunFailedError(Exception):
+    """The run cannot go on; the text is for the person."""
+
+
+class Session:
+    def __init__(
+        self,
+        config: Config,
+        run_id: str,
+        files: RunFiles,
+        console: Console,
+        beginning: Beginning,
+        agent: LocalAgent,
+    ) -> None:
+        self._config = config
+        self._run_id = run_id
+        self._files = files
+        self._console = console
+        self._beginning = beginning
+        self._clock = MonotonicClock()
+        self._inbox = Inbox(config.runtime.queue_messages)
+        self._agent = agent
+        self.is_driving = False  # whether the core can be asked for an end
+        self.failure = ""  # why the run ends before the core wished it
+
+    # from outside
+
+    def request_stop(self, number: int) -> None:
+        """Have the core end the run; only while driving."""
+        self._inbox.put_now(events.StopRequested(number))
+
+    def fail(self, text: str) -> None:
+        """End the run because of ``text``: by way of the core when there is one, so that its summary is written."""
+        if self.failure:
+            return
+        self.failure = text
+        log.error("%s", text)
+        if not self.is_driving:
+            raise RunFailedError(text)
+        self.request_stop(signal.SIGTERM)
+
+    # the life
+
+    def make_hub(self) -> Hub:
+        runtime = self._config.runtime
+        return Hub(
+            runtime.address,
+            run_id=self._run_id,
+            messages=PeerMessage,
+            queue_messages=runtime.queue_messages,
+            max_frame_bytes=runtime.max_frame_bytes,
+            clock=self._clock,
+        )
+
+    async def run(self, hub: Hub) -> Finish:
+        """Until the core's Finish; then every process has been asked to end and has had its time for it.
+
+        Raises:
+            RunFailedError, AgentFailedError, ValueError, OSError: it could not begin or go on; processes may be left.
+        """
+        with ExitStack() as stack:
+            async with asyncio.TaskGroup() as group:
+                tasks = Tasks(group)
+                finish = await self._go(hub, tasks, stack)
+                self._files.summary({**finish.summary, "error": self.failure or finish.error})
+                tasks.cancel()
+            await self._end(hub)
+        return finish
+
+    async def _go(self, hub: Hub, tasks: Tasks, stack: ExitStack) -> Finish:
+        watch = Watch(hub, self._config.runtime, self._clock)
+        groups = Groups(self._config, self._files.run_dir, hub.address, self._run_id)
+        processes = Processes(hub, watch, AGENT_NAME, self._config.runtime.start_timeout_s)
+        tasks.spawn("receive", self._receive(hub, processes, watch))
+        tasks.spawn("watch", watch.run())
+        await self._start_agent(hub, tasks, watch, groups)
+        store = TokenStore(self._files.tokens)
+        stack.callback(store.close)
+        environments = Environments(self._config, hub, processes, store, self._inbox, tasks.spawn)
+        described = await self._start_environments(environments, groups, tasks)
+        groups.set_vocabulary(described.vocabulary_size)
+
+        frames = Frames(store, described.vocabulary_size)
+        stop_ids = described.stop_ids
+        workers = RolloutWorkers(
+            self._config, hub, groups, processes, store, frames, stop_ids, self._inbox, tasks.spawn
+        )
+        trainer = Trainer(
+            self._config,
+            hub,
+            groups,
+            processes,
+            store,
+            environments,
+            self._inbox,
+            tasks.spawn,
+            self._console.say,
+        )
+        performer = Performer(store, frames, environments, workers, trainer, self._files, self._console)
+        admission = Admission(
+            store, frames, environments, described.vocabulary_size, workers.condemn, workers.abort
+        )
+        beginning = self._beginning
+        driver = Driver(
+            beginning.core,
+            RunClock(self._clock, beginning.now),
+            self._inbox,
+            admission,
+            performer,
+            store,
+            beginning.journal,
+            self._files,
+        )
+        self.is_driving = True
+        driver.handle([_started(described) if beginning.is_new else events.Resumed()])
+        if not beginning.is_new:
+            performer.forget_the_rest()
+        finish = await driver.run()
+        log.info("not taken from frames: %s; the hub counted %s", frames.dropped, hub.counters)
+        return finish
+
+    async def _start_agent(self, hub: Hub, tasks: Tasks, watch: Watch, groups: Groups) -> None:
+        await self._agent.launch(hub.address)
+        tasks.spawn("node agent", self._outlive_agent())
+        report = await self._agent.report()
+        watch.add(AGENT_NAME, lambda reason: self.fail(f"the node agent is lost: {reason}"))
+        if note := groups.use(report):
+            self._console.say(f"note: {note}")
+
+    async def _outlive_agent(self) -> None:
+        self.fail(await self._agent.outlive())
+
+    async def _start_environments(
+        self, environments: Environments, groups: Groups, tasks: Tasks
+    ) -> DescribeReply:
+        settings = self._config.environment
+        self._console.say(f"environment: starting {settings.name}, {settings.num_workers} worker(s)")
+        for slot in range(settings.num_workers):
+            tasks.spawn(f"environment {slot}", self._keep_environment(environments, groups, slot))
+        try:
+            return await environments.describe()
+        except (RemoteError, QueueFullError, TimeoutError) as error:
+            raise RunFailedError(
+                f"environment {settings.name} does not describe itself: {error or 'no answer'}. "
+                f"Its logs are in {self._files.logs}"
+            ) from None
+
+    async def _keep_environment(self, environments: Environments, groups: Groups, slot: int) -> None:
+        self.fail(await environments.keep(lambda incarnation: groups.environment(slot, incarnation)))
+
+    # what is heard
+
+    async def _receive(self, hub: Hub, processes: Processes, watch: Watch) -> None:
+        while True:
+            match await hub.receive():
+                case Joined(_, hello):
+                    processes.greet(hello)
+                case Told(peer, Heartbeat() as heartbeat):
+                    watch.beat(peer, heartbeat)
+                case Told(peer, Deltas() as deltas):
+                    _, slot, incarnation = peer.split(".")
+                    await self._inbox.put(Frame(Slot(int(slot)), Incarnation(int(incarnation)), deltas))
+                case Told(_, GroupExited() as exited):
+                    processes.left(exited)
+                case Told(_, AgentReport() as report):
+                    self._agent.reported(report)
+                case Lost(peer, reason):
+                    processes.condemn(peer, reason)
+                case Asked(peer, StatusRequest(), reply, _):
+                    try:
+                        reply(StatusReply(strict_json(self._beginning.core.status())))
+                    except QueueFullError as error:
+                        log.warning("%s: %s", peer, error)
+                case Asked(_, message, _, fail):
+                    fail(ValueError(f"the coordinator does not answer {type(message).__name__}"))
+                case Told(peer, message):
+                    log.warning("%s sent an unexpected %s", peer, type(message).__name__)
+
+    # the end
+
+    async def _end(self, hub: Hub) -> None:
+        reason = self.failure or "the run is over"
+        # The agent last: it ends the groups that do not end by themselves.
+        for peer in sorted(hub.peers(), key=lambda name: name == AGENT_NAME):
+            try:
+                hub.tell(peer, Shutdown(reason))
+            except (PeerGoneError, QueueFullError) as error:
+                log.warning("%s was not told to end: %s", peer, error)
+        if not await self._agent.end(END_LIMIT_S):
+            log.warning("the node agent has not ended within %g s", END_LIMIT_S)
+
+
+def _started(described: DescribeReply) -> events.Started:
+    return events.Started(
+        described.stop_ids,
+        described.num_train_tasks,
+        described.num_evaluation_tasks,
+        described.can_restore,
+    )

@@ -1,0 +1,170 @@
+"""The training world: one task a life, its start with the warm start's demonstrations, and its steps.
+
+It also keeps the newest snapshot's metadata, which is what weight updates are made of.
+"""
+
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from typing import Any, TypeVar
+
+from pearl.coordinator.environments import DEMONSTRATIONS_PER_ASK, Environments
+from pearl.coordinator.groups import Groups
+from pearl.coordinator.inbox import Inbox
+from pearl.coordinator.processes import Life, Processes
+from pearl.runtime.hub import Hub, PeerGoneError, QueueFullError, RemoteError
+from pearl.runtime.token_store import TokenStore
+from pearl.state import commands, events
+from pearl.state.config import Config
+from pearl.state.messages import training as messages
+from pearl.state.weights import Snapshot, Version
+
+log = logging.getLogger(__name__)
+
+PIECE_BYTES = 4 << 20
+"""Of samples or demonstrations in one message: small enough that heartbeats are not held up behind it."""
+BYTES_PER_TOKEN = 10  # of a sample: id 4, log-prob 4, mask 1, current 1
+PIECE_ANSWER_S = 60.0
+Spawn = Callable[[str, Coroutine[Any, Any, None]], object]
+Packed = TypeVar("Packed", messages.Sample, messages.Demonstration)
+Failures = (PeerGoneError, QueueFullError, RemoteError, TimeoutError)
+
+
+class Trainer:
+    def __init__(
+        self,
+        config: Config,
+        hub: Hub,
+        groups: Groups,
+        processes: Processes,
+        store: TokenStore,
+        environments: Environments,
+        inbox: Inbox,
+        spawn: Spawn,
+        say: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._hub = hub
+        self._groups = groups
+        self._processes = processes
+        self._store = store
+        self._environments = environments
+        self._inbox = inbox
+        self._spawn = spawn
+        self._say = say
+        self.snapshot: Snapshot | None = None  # the newest; None while no training world holds one
+
+    # lives
+
+    def start(self, command: commands.StartTrainer) -> None:
+        self._spawn(f"StartTrainer {command.incarnation}", self._live(command))
+
+    async def _live(self, command: commands.StartTrainer) -> None:
+        life = self._groups.training(command.incarnation)
+        if await self._processes.start(life) is not None:
+            self._spawn(f"StartTraining {command.incarnation}", self._prepare(command, life))
+        loss = await self._processes.outlive(life)
+        self.snapshot = None
+        await self._inbox.put(events.TrainerLost(command.incarnation, loss.reason))
+
+    def stop(self, command: commands.StopTrainer) -> None:
+        life = self._processes.find("training", 0, command.incarnation)
+        if life is not None:
+            life.condemn(command.reason, command.grace_s)
+
+    async def _prepare(self, command: commands.StartTrainer, life: Life) -> None:
+        warm_start = self._config.warm_start
+        try:
+            if command.restore_step is None and warm_start.num_steps > 0:
+                await self._send_demonstrations(life.name, warm_start.num_demonstrations)
+                self._say(f"trainer: warm start, {warm_start.num_steps} steps on the expert's demonstrations")
+            request = messages.StartTraining(command.lineage, command.restore_step)
+            limit_s = self._config.runtime.train_timeout_s
+            reply = await self._hub.ask(
+                life.name, request, deadline_s=limit_s, reply_type=messages.StartTrainingReply
+            )
+        except Failures as error:
+            life.condemn(f"did not start training: {error}")
+            return
+        self.snapshot = snapshot = reply.snapshot
+        text = " ".join(f"{name} {value:.4g}" for name, value in sorted(reply.metrics.items()))
+        self._say(f"trainer: ready with version {snapshot.version}" + (f"  {text}" if text else ""))
+        await self._inbox.put(
+            events.TrainerReady(
+                command.op, command.incarnation, snapshot.version, snapshot.checksum, reply.restored
+            )
+        )
+
+    async def _send_demonstrations(self, peer: str, count: int) -> None:
+        for first in range(0, count, DEMONSTRATIONS_PER_ASK):
+            asked = min(DEMONSTRATIONS_PER_ASK, count - first)
+            made = await self._environments.demonstrations(first, asked)
+            for piece in pieces(made, lambda one: len(one.ids) + len(one.weights)):
+                await self._hub.ask(peer, messages.AddDemonstrations(piece), deadline_s=PIECE_ANSWER_S)
+
+    # steps
+
+    def train(self, command: commands.Train) -> None:
+        self._spawn(f"Train {command.op}", self._train(command))
+
+    async def _train(self, command: commands.Train) -> None:
+        life = self._processes.find("training", 0, command.incarnation)
+        if life is None:
+            return  # its loss has been told
+        try:
+            reply = await self._ask_step(life.name, command)
+        except Failures as error:
+            life.condemn(f"step {command.step} failed: {error}")
+            return
+        self.snapshot = snapshot = reply.snapshot
+        await self._inbox.put(
+            events.TrainFinished(
+                command.op,
+                command.incarnation,
+                snapshot.version,
+                snapshot.checksum,
+                reply.checkpoint_step,
+                reply.metrics,
+                reply.max_logprob_gap,
+                reply.logprob_gap_tokens,
+            )
+        )
+
+    async def _ask_step(self, peer: str, command: commands.Train) -> messages.TrainStepReply:
+        assert self.snapshot is not None, "nothing is trained before the trainer is ready"
+        version = self.snapshot.version
+        assert version.step == command.step, (version, command.step)
+        samples = (self._sample(sample, version) for sample in command.samples)
+        for piece in pieces(samples, lambda one: one.num_tokens * BYTES_PER_TOKEN):
+            await self._hub.ask(peer, messages.AddSamples(command.step, piece), deadline_s=PIECE_ANSWER_S)
+        request = messages.TrainStep(command.step, len(command.samples), command.checkpoint)
+        limit_s = self._config.runtime.train_timeout_s
+        reply: messages.TrainStepReply = await self._hub.ask(
+            peer, request, deadline_s=limit_s, reply_type=messages.TrainStepReply
+        )
+        return reply
+
+    def _sample(self, sample: commands.TrainSample, version: Version) -> messages.Sample:
+        head = (sample.trajectory, sample.group, sample.reward, sample.masked)
+        if sample.tokens == 0:
+            return messages.Sample(*head, 0, b"", b"", b"", b"")
+        view = self._store.view(sample.trajectory)
+        assert view.num_tokens == sample.tokens, (sample, view.num_tokens)
+        return messages.Sample(
+            *head, view.num_tokens, view.ids, view.mask, view.logprobs, view.current(version)
+        )
+
+
+def pieces(
+    items: Iterable[Packed], size: Callable[[Packed], int], limit_bytes: int = PIECE_BYTES
+) -> Iterator[tuple[Packed, ...]]:
+    """Cut into runs of at most ``limit_bytes``; an item that is larger has a piece to itself."""
+    piece: list[Packed] = []
+    total = 0
+    for item in items:
+        if piece and total + size(item) > limit_bytes:
+            yield tuple(piece)
+            piece, total = [], 0
+        piece.append(item)
+        total += size(item)
+    if piece:
+        yield tuple(piece)
