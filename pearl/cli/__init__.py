@@ -60,10 +60,10 @@ def _run(words: Sequence[str]) -> int:
     configs = [word for word in options.words if "=" not in word]
     if len(configs) > 1:
         raise ConfigError(f"one CONFIG, please, not {len(configs)}: {', '.join(configs)}")
-    from pearl.cli import run
+    from pearl.cli.run import Request, run
 
-    return run.run(
-        run.Request(
+    return run(
+        Request(
             config=Path(configs[0]) if configs else None,
             overrides=[word for word in options.words if "=" in word],
             run_dir=options.run_dir,
@@ -78,9 +78,9 @@ def _status(words: Sequence[str]) -> int:
     parser.add_argument("--run-dir", type=Path, help="of the run (default: the newest live one)")
     parser.add_argument("--json", action="store_true", help="the answer as it came")
     options = parser.parse_args(words)
-    from pearl.cli import status
+    from pearl.cli.status import status
 
-    return status.status(options.run_dir, as_json=options.json)
+    return status(options.run_dir, as_json=options.json)
 
 
 def _replay(words: Sequence[str]) -> int:

@@ -11,6 +11,8 @@ from pearl import config as settings
 from pearl.config import ConfigError
 from pearl.state.config import Config, RunConfig
 
+ASKED_WRONGLY = 2
+
 
 class Request(NamedTuple):
     """What the person typed."""
@@ -36,18 +38,20 @@ def run(request: Request) -> int:
     from pearl.coordinator import service
 
     code = service.run(config, run_dir, resume=request.resume)
-    _close(run_dir)
+    if code != ASKED_WRONGLY:
+        _close(run_dir)
     return code
 
 
 def _close(run_dir: Path) -> None:
-    """Say what happened and make the report, however the run ended."""
+    """Say what happened and where the report is, however the run ended."""
     from pearl.report.closing import closing_lines
     from pearl.report.report import build
 
     for line in closing_lines(run_dir):
         print(line)
-    print(f"report: {build(run_dir)}")
+    path = run_dir / "report.html"
+    print(f"report: {path if path.is_file() else build(run_dir)}")
 
 
 def would_start(config: Config, run_dir: Path, resume: bool) -> str:
