@@ -1,8 +1,9 @@
 """Builds the policy: the built-in random "tiny-qwen3", or any ``transformers`` causal LM from a directory.
 
-Trainer and engines build from here, so that both hold the same tensors under the same canonical names.
+Trainer and engines build from here, so that both hold the same tensors (``links.checksum.canonical_tensors``).
 """
 
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -49,38 +50,27 @@ def build_model(config: ModelConfig, vocabulary_size: int, seed: int | None) -> 
         ValueError: the settings name no model, or one that is too small for the vocabulary.
     """
     dtype: torch.dtype = getattr(torch, config.dtype)
-    if config.path == TINY_MODEL:
-        model = _build_tiny(config, vocabulary_size, seed, dtype)
-    else:
-        model = _load(config, dtype)
-    rows = model.get_input_embeddings().weight.shape[0]
+    build = partial(_build_tiny, vocabulary_size, seed) if config.path == TINY_MODEL else _load
+    model = build(config, dtype)
+    rows = vocabulary_rows(model)
     if rows < vocabulary_size:
         raise ValueError(
             f"model.path = {config.path!r} has {rows} token ids, the environment uses {vocabulary_size}; "
             "use a model made for this environment's tokenizer"
         )
-    return model.eval()
+    model.train(False)
+    return model
 
 
-def canonical_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """What a snapshot of ``model`` holds, in name order: every entry of ``state_dict()`` once.
-
-    A tensor known under several names (tied weights) is kept under the first of them in sorted order:
-    with tied embeddings ``lm_head.weight`` stands for ``model.embed_tokens.weight`` too. The tensors
-    are the model's own, not copies.
-    """
-    seen: set[int] = set()
-    tensors: dict[str, torch.Tensor] = {}
-    for name, tensor in sorted(model.state_dict(keep_vars=True).items()):
-        # keep_vars hands out the parameters themselves, so a tie is one object, sharded or not.
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            tensors[name] = tensor
-    return tensors
+def vocabulary_rows(model: PreTrainedModel) -> int:
+    """Token ids that the model has an embedding for."""
+    weight = model.get_input_embeddings().weight
+    assert isinstance(weight, torch.Tensor)
+    return weight.shape[0]
 
 
 def _build_tiny(
-    config: ModelConfig, vocabulary_size: int, seed: int | None, dtype: torch.dtype
+    vocabulary_size: int, seed: int | None, config: ModelConfig, dtype: torch.dtype
 ) -> PreTrainedModel:
     settings = Qwen3Config(
         vocab_size=vocabulary_size,

@@ -1,0 +1,241 @@
+"""The torch engine behind the protocol: an ``EngineCore`` in a thread of its own.
+
+Everything that touches the core is a call handed to that thread and done between two passes, in the order of
+arrival; so nothing needs a lock, and a pause has taken hold when its call returns. Deltas reach the event loop once
+a pass. The inbox is bounded by what the callers await: each holds one entry until it is answered.
+"""
+
+import asyncio
+import logging
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+from transformers import PreTrainedModel
+
+from pearl.state.messages.rollout import IterationStat
+from pearl.state.weights import BucketSpec, TensorSpec, Version
+from pearl.workers.rollout.protocol import (
+    Delta,
+    Emit,
+    EngineLoad,
+    GenerateRequest,
+    MemoryTag,
+    PauseMode,
+    Role,
+    UnsupportedError,
+)
+from pearl.workers.rollout.torch_engine.core import EngineCore, State
+from pearl.workers.rollout.torch_engine.settings import EngineSettings
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+MAX_ENDED = 65536
+"""Ended attempts remembered, so that a repeated id is refused; ids are unique in a run, this catches mistakes."""
+JOIN_LIMIT_S = 10.0
+"""A pass that takes longer at shutdown is left to die with the process: the thread is a daemon."""
+
+
+class TorchEngine:
+    """See ``pearl.workers.rollout.protocol.Engine``; colocated role only."""
+
+    name = "torch"
+    role: Role = "colocated"
+
+    def __init__(
+        self,
+        build: Callable[[], PreTrainedModel],
+        settings: EngineSettings,
+        count_tokens: Callable[[int], None] | None = None,
+    ) -> None:
+        """``build`` makes the model when the engine starts; ``count_tokens`` is told how many tokens each pass
+        sampled before they are emitted. Both are called in the engine's thread."""
+        self._count_tokens = count_tokens
+        self._build = build
+        self._settings = settings
+        self._core: EngineCore | None = None
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="torch-engine", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._emits: dict[int, Emit] = {}  # live attempts
+        self._ended: set[int] = set()
+        self._ended_order: deque[int] = deque()
+        self._failure = ""
+
+    @property
+    def state(self) -> State:
+        return self._core.state if self._core else "empty"
+
+    @property
+    def version(self) -> Version | None:
+        return self._core.version if self._core else None
+
+    @property
+    def num_passes(self) -> int:
+        """Grows with every pass: progress, as heartbeats report it."""
+        return self._core.num_passes if self._core else 0
+
+    async def start(self) -> None:
+        assert self._loop is None, "an engine starts once"
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+        self._core = await self._call(lambda: EngineCore(self._build(), self._settings, self._count_tokens))
+
+    async def generate(self, request: GenerateRequest, emit: Emit) -> None:
+        if request.attempt in self._emits or request.attempt in self._ended:
+            raise ValueError(f"attempt {request.attempt} is already known; every try needs an id of its own")
+        if self._failure:
+            raise ValueError(self._failure)
+        self._emits[request.attempt] = emit
+        core = self._started()
+        self._inbox.put(lambda: core.submit(request))
+
+    async def abort(self, attempt: int) -> None:
+        core = self._started()
+        await self._call(lambda: core.abort(attempt))
+
+    async def pause(self, mode: PauseMode) -> None:
+        core = self._started()
+        await self._call(lambda: core.pause(mode))
+
+    async def continue_generation(self) -> None:
+        await self._call(self._started().resume)
+
+    async def flush_cache(self) -> None:
+        await self._call(self._started().flush)
+
+    async def begin_update(self, version: Version, tensors: tuple[TensorSpec, ...]) -> None:
+        """Holds all passes by itself, whether paused or not: a continue in between takes effect at the end."""
+        core = self._started()
+        await self._call(lambda: core.begin_update(version, tensors))
+
+    async def update_bucket(self, bucket: BucketSpec, data: memoryview) -> None:
+        """``data`` may be reused when this returns."""
+        core = self._started()
+        await self._call(lambda: core.update_bucket(bucket, data))
+
+    async def end_update(self) -> str:
+        return await self._call(self._started().end_update)
+
+    async def checksum(self) -> str:
+        return await self._call(self._started().checksum)
+
+    async def release(self, tags: tuple[MemoryTag, ...]) -> None:
+        raise UnsupportedError(
+            f"the torch engine cannot release {', '.join(tags)}: its memory stays where it is"
+        )
+
+    async def restore(self, tags: tuple[MemoryTag, ...]) -> None:
+        raise UnsupportedError(f"the torch engine cannot restore {', '.join(tags)}: it never releases memory")
+
+    async def set_role(self, role: Role) -> None:
+        if role != self.role:
+            raise UnsupportedError(f"the torch engine cannot take the role {role}: it is colocated only")
+
+    def is_idle(self) -> bool:
+        return not self._emits
+
+    def load(self) -> EngineLoad:
+        return self._started().load()
+
+    def iteration_stats(self) -> list[IterationStat]:
+        return self._started().take_stats()
+
+    async def shutdown(self) -> None:
+        """Ends the thread; attempts still running get no further delta. Harmless when repeated."""
+        self._inbox.put(None)
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join, JOIN_LIMIT_S)
+
+    def _started(self) -> EngineCore:
+        assert self._core is not None, "start the engine first"
+        return self._core
+
+    async def _call(self, function: Callable[[], T]) -> T:
+        """The result of ``function``, done in the engine's thread between two passes."""
+        loop = self._loop
+        assert loop is not None
+        if not self._thread.is_alive():
+            raise ValueError("the engine was shut down")
+        future: asyncio.Future[T] = loop.create_future()
+
+        def work() -> None:
+            try:
+                result = function()
+            # Whatever went wrong belongs to the caller, who awaits it; the thread serves on.
+            except Exception as error:  # noqa: BLE001
+                self._flush_deltas()
+                self._post(_settle, future, None, error)
+            else:
+                self._flush_deltas()  # first what the call brought about, then that it is done
+                self._post(_settle, future, result, None)
+
+        self._inbox.put(work)
+        return await future
+
+    # In the engine's thread
+
+    def _run(self) -> None:
+        while True:
+            busy = self._core is not None and self._core.has_work()
+            try:
+                work = self._inbox.get(block=not busy)
+            except queue.Empty:
+                self._step()
+                continue
+            if work is None:
+                return
+            work()
+
+    def _step(self) -> None:
+        core = self._started()
+        try:
+            core.step()
+        # A bug in here must not leave callers waiting: all that runs ends, and nothing more is taken.
+        except Exception as error:
+            log.exception("the engine failed")
+            self._failure = f"the torch engine failed and serves no more: {error}"
+            core.state = "invalid"
+            core.fail_all(self._failure)
+        self._flush_deltas()
+
+    def _flush_deltas(self) -> None:
+        core = self._core
+        if core is not None and core.deltas:
+            deltas, core.deltas = core.deltas, []
+            self._post(self._deliver, deltas)
+
+    def _post(self, function: Callable[..., None], *arguments: object) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:  # the loop is closed: nobody is left to tell
+            self._inbox.put(None)
+
+    # On the event loop
+
+    def _deliver(self, deltas: list[Delta]) -> None:
+        for delta in deltas:
+            emit = self._emits[delta.attempt]
+            if delta.finish is not None:
+                del self._emits[delta.attempt]
+                self._remember(delta.attempt)
+            emit(delta)
+
+    def _remember(self, attempt: int) -> None:
+        self._ended.add(attempt)
+        self._ended_order.append(attempt)
+        if len(self._ended_order) > MAX_ENDED:
+            self._ended.discard(self._ended_order.popleft())
+
+
+def _settle(future: "asyncio.Future[T]", result: T, error: Exception | None) -> None:
+    if future.done():  # its caller was cancelled
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)

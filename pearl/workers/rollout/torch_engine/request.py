@@ -1,0 +1,86 @@
+"""One attempt inside the engine: its tokens, how far their KV is computed, and the pages that hold it."""
+
+import numpy as np
+import numpy.typing as npt
+
+from pearl.state.weights import Version
+from pearl.workers.rollout.protocol import GenerateRequest
+from pearl.workers.rollout.torch_engine.sampler import seed_key
+
+
+class Request:
+    __slots__ = (
+        "arrival",
+        "attempt",
+        "computed",
+        "copy_from",
+        "copy_tokens",
+        "ids",
+        "is_stale",
+        "key",
+        "kv_version",
+        "limit",
+        "num_tokens",
+        "page_tokens",
+        "pages",
+        "pending_key",
+        "prefilled",
+        "prompt_end",
+        "stop_ids",
+        "table",
+        "temperature",
+        "verified",
+    )
+
+    def __init__(self, request: GenerateRequest, arrival: int, page_tokens: int) -> None:
+        context = len(request.ids)
+        self.attempt = request.attempt
+        self.arrival = arrival
+        """Order of admission, and of retraction from the other end."""
+        self.limit = context + request.params.max_new_tokens
+        self.ids: npt.NDArray[np.int32] = np.empty(self.limit, np.int32)
+        self.ids[:context] = request.ids
+        self.num_tokens = context
+        self.computed = 0
+        """Tokens from the front whose KV is in ``pages``."""
+        self.verified = 0
+        """Tokens from the front whose KV has led to finite logits: only these may be cached for others."""
+        self.prefilled = 0
+        """Context tokens computed and not yet reported."""
+        self.prompt_end = context
+        """Computing a token before this is prefill: of the context, or again after a retraction."""
+        self.page_tokens = page_tokens
+        self.pages: list[int] = []
+        self.table: npt.NDArray[np.int64] = np.zeros(-(-self.limit // page_tokens), np.int64)
+        """``pages`` again, padded with page 0, in the form that the page gather needs."""
+        self.copy_from: int | None = None
+        """A cached page whose beginning is to be copied into this request's last page before the next pass."""
+        self.copy_tokens = 0
+        """How many tokens of ``copy_from`` fit."""
+        self.pending_key: bytes | None = None
+        """The prefix this request is about to offer to others that wait for the same one."""
+        self.kv_version: Version | None = None
+        """The oldest version in its KV; None while there is none."""
+        self.is_stale = False
+        """Its KV began under an older version or was told to be forgotten: never cached for others."""
+        self.key = seed_key(request.seed & ((1 << 64) - 1))
+        self.temperature = request.params.temperature
+        self.stop_ids = frozenset(request.params.stop_ids)
+
+    @property
+    def is_prefilling(self) -> bool:
+        return self.computed < self.num_tokens - 1
+
+    def slots(self, start: int, end: int) -> npt.NDArray[np.int64]:
+        """Places of tokens [start, end) in the KV store."""
+        positions = np.arange(start, end)
+        return self.table[positions // self.page_tokens] * self.page_tokens + positions % self.page_tokens
+
+    def add_page(self, page: int) -> None:
+        self.table[len(self.pages)] = page
+        self.pages.append(page)
+
+    def replace_page(self, index: int, page: int) -> None:
+        """Another page with the same KV."""
+        self.table[index] = page
+        self.pages[index] = page

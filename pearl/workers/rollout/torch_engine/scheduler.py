@@ -1,0 +1,206 @@
+"""Which requests compute which tokens in the next pass, and on which pages. Pure: no torch, no clock.
+
+Every running request with one token to compute decodes in every pass, so a long prompt never starves the others;
+up to ``prefill_chunk_tokens`` more go to prompts, first come first served. When a decoding request finds no page,
+cached prefixes are evicted, then the youngest request is retracted: it keeps its tokens, waits at its old place and
+recomputes them. The oldest request alone always fits, hence there is always progress.
+"""
+
+import bisect
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pearl.workers.rollout.torch_engine.pages import PagePool
+from pearl.workers.rollout.torch_engine.prefix_cache import Match, PrefixCache
+from pearl.workers.rollout.torch_engine.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Compute tokens ``[request.computed, request.computed + count)``."""
+
+    request: Request
+    count: int
+
+    @property
+    def is_last(self) -> bool:
+        """The pass reaches the request's last token, so its logits give the next one."""
+        return self.request.computed + self.count == self.request.num_tokens
+
+    @property
+    def is_complete(self) -> bool:
+        """As ``is_last``, once the pass is over and counted."""
+        return self.request.computed == self.request.num_tokens
+
+
+class Scheduler:
+    def __init__(self, num_pages: int, page_tokens: int, prefill_chunk_tokens: int, max_running: int) -> None:
+        self.page_tokens = page_tokens
+        self.pool = PagePool(num_pages)
+        self.cache = PrefixCache(self.pool, page_tokens)
+        self.waiting: list[Request] = []  # by arrival
+        self.running: list[Request] = []  # by arrival
+        self.dirty_slots: list[npt.NDArray[np.int64]] = []
+        """Places of KV given back that nothing vouches for; to be zeroed before the next pass, since even a masked
+        NaN would spoil whoever gets the page."""
+        self.num_retractions = 0
+        self._prefill_chunk_tokens = prefill_chunk_tokens
+        self._max_running = max_running
+
+    def can_ever_fit(self, request: Request) -> bool:
+        # The last token's KV is never needed.
+        return self._pages_for(request.limit - 1) <= self.pool.num_pages
+
+    def add(self, request: Request) -> None:
+        bisect.insort(self.waiting, request, key=_arrival)
+
+    def remove(self, request: Request) -> None:
+        """Forget a request wherever it is; what it computed stays cached while there is room."""
+        if request in self.waiting:
+            self.waiting.remove(request)
+        else:
+            self.running.remove(request)
+            self._give_back(request)
+
+    def retract(self, request: Request) -> None:
+        """Back to waiting with its tokens, without its pages; what it computed stays cached while there is room."""
+        self.running.remove(request)
+        self._give_back(request)
+        self.num_retractions += 1
+        self.add(request)
+
+    def plan(self) -> list[Work]:
+        """The next pass; empty when there is nothing to do. Decoding requests come first."""
+        self._grow_decoding()
+        decoding = [Work(r, 1) for r in self.running if not r.is_prefilling]
+        budget = self._prefill_chunk_tokens
+        prefilling: list[Work] = []
+        for request in self._prefilling():
+            count = min(budget, request.num_tokens - request.computed)
+            prefilling.append(Work(request, count))
+            budget -= count
+            if budget == 0:
+                break
+        return decoding + prefilling
+
+    def share(self, request: Request) -> None:
+        """Offer a request's verified KV to others while it runs on."""
+        if request.is_stale or not request.verified:
+            return
+        whole = self.cache.insert(request.ids[: request.verified], request.pages)
+        for index, page in enumerate(whole):
+            if page != request.pages[index]:
+                self.pool.use(page)
+                self.pool.drop(request.pages[index])
+                request.replace_page(index, page)
+
+    def forget_cache(self) -> None:
+        """Drop all cached KV; running requests keep theirs, but nobody else may ever use it."""
+        self.cache.clear()
+        for request in self.running:
+            request.is_stale = True
+
+    def copied(self, request: Request) -> None:
+        """The beginning of the request's last matching page is in place."""
+        assert request.copy_from is not None
+        self.pool.drop(request.copy_from)
+        request.copy_from = None
+
+    def _prefilling(self) -> Iterator[Request]:
+        """Those already running, then, one by one while the caller has budget, newly admitted ones."""
+        yield from [r for r in self.running if r.is_prefilling]
+        if not self.waiting:
+            return
+        pending: set[bytes | None] = {r.pending_key for r in self.running if r.is_prefilling} - {None}
+        for request in list(self.waiting):
+            if len(self.running) >= self._max_running:
+                return
+            match = self.cache.match(request.ids[: request.num_tokens - 1])
+            key = self._pending_key(request, match)
+            if key is not None and key in pending:
+                continue  # another computes this prefix right now; next time it is in the cache
+            if not self._admit(request, match):
+                return
+            request.pending_key = key
+            pending.add(key)
+            yield request
+
+    def _pending_key(self, request: Request, match: Match) -> bytes | None:
+        """The prefix up to the end of the first page that is not cached; None when all is."""
+        wanted = request.num_tokens - 1
+        cached = len(match.pages) * self.page_tokens
+        if cached + match.tail_tokens >= wanted:
+            return None
+        return request.ids[: min(wanted, cached + self.page_tokens)].tobytes()
+
+    def _admit(self, request: Request, match: Match) -> bool:
+        needed = self._pages_for(request.num_tokens) - len(match.pages)
+        # Use what matched before evicting, or it could be evicted for itself.
+        used = [*match.pages, match.tail] if match.tail else match.pages
+        for page in used:
+            self.pool.use(page)
+        # One page in reserve for each running request keeps a newcomer from forcing retractions at once.
+        reserve = len(self.running)
+        if not self._make_room(needed + reserve) and not (reserve == 0 and self._make_room(needed)):
+            for page in used:
+                self.pool.drop(page)
+            return False
+        for page in match.pages:
+            request.add_page(page)
+        for _ in range(needed):
+            request.add_page(self.pool.take())
+        request.copy_from = match.tail or None  # stays in use until it is copied
+        request.copy_tokens = match.tail_tokens
+        request.computed = request.verified = len(match.pages) * self.page_tokens + match.tail_tokens
+        self.waiting.remove(request)
+        bisect.insort(self.running, request, key=_arrival)
+        return True
+
+    def _grow_decoding(self) -> None:
+        for request in list(self.running):
+            if request in self.running and not request.is_prefilling:
+                self._grow(request)
+
+    def _grow(self, request: Request) -> None:
+        while len(request.pages) < self._pages_for(request.num_tokens):
+            if self._make_room(1):
+                request.add_page(self.pool.take())
+                continue
+            youngest = self.running[-1]
+            self.retract(youngest)
+            if youngest is request:
+                return
+
+    def _make_room(self, num_pages: int) -> bool:
+        """At least so many free pages, at the cost of cached ones; evicts nothing when that is out of reach."""
+        missing = num_pages - self.pool.num_free
+        if missing <= 0:
+            return True
+        if missing > self.pool.num_only_cached:
+            return False
+        return all(self.cache.evict() for _ in range(missing))
+
+    def _give_back(self, request: Request) -> None:
+        self.share(request)
+        if request.computed > request.verified:
+            self.dirty_slots.append(request.slots(request.verified, request.computed))
+        if request.copy_from is not None:
+            self.pool.drop(request.copy_from)
+        for page in request.pages:
+            self.pool.drop(page)
+        request.pages.clear()
+        request.table[:] = 0
+        request.copy_from = request.pending_key = request.kv_version = None
+        request.is_stale = False
+        request.prompt_end = max(request.prompt_end, request.num_tokens - 1)
+        request.computed = request.verified = 0
+
+    def _pages_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.page_tokens)
+
+
+def _arrival(request: Request) -> int:
+    return request.arrival
