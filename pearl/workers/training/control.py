@@ -1,0 +1,63 @@
+"""Commands from rank 0 to the other ranks of the training world, as MessagePack over a gloo group of their own.
+
+The other ranks wait here between steps for as long as it takes: being idle is legal, so this group's timeout is
+not that of the collectives of a step. When rank 0 dies its connections close and the wait ends with an error.
+"""
+
+from datetime import timedelta
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from pearl.state.messages.training import Demonstration, Sample
+
+IDLE_LIMIT = timedelta(days=365)
+"""Longer than any job: what ends the wait is the launcher, which ends the whole world when one rank is gone."""
+
+
+class Begin(msgspec.Struct, frozen=True, tag=True):
+    """``restore_step`` None = fresh weights and the warm start; otherwise a checkpoint known to be complete."""
+
+    lineage: int
+    restore_step: int | None
+    demonstrations: tuple[Demonstration, ...]
+
+
+class Step(msgspec.Struct, frozen=True, tag=True):
+    step: int
+    samples: tuple[Sample, ...]
+    checkpoint: bool
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """Leave the world."""
+
+
+Command = Begin | Step | Stop
+
+
+class ControlChannel:
+    """Construct it on all ranks, after the default process group; one thread a rank uses it."""
+
+    def __init__(self) -> None:
+        self._num_ranks = dist.get_world_size()
+        self._group = dist.new_group(backend="gloo", timeout=IDLE_LIMIT)
+        self._decoder = msgspec.msgpack.Decoder(Command)
+
+    def send(self, command: Command) -> None:
+        """On rank 0. Returns when the others have it."""
+        if self._num_ranks > 1:
+            data = bytearray(msgspec.msgpack.encode(command))
+            dist.broadcast(torch.tensor([len(data)]), src=0, group=self._group)
+            dist.broadcast(torch.frombuffer(data, dtype=torch.uint8), src=0, group=self._group)
+
+    def receive(self) -> Command:
+        """On the other ranks; waits."""
+        size = torch.zeros(1, dtype=torch.int64)
+        dist.broadcast(size, src=0, group=self._group)
+        data = np.empty(int(size.item()), np.uint8)
+        dist.broadcast(torch.from_numpy(data), src=0, group=self._group)
+        command: Command = self._decoder.decode(data.data)
+        return command

@@ -1,0 +1,170 @@
+"""The policy sharded over the training world (FSDP2), its optimizer, and collectives over its tensors.
+
+Every function that gathers or reduces is a collective: all ranks call it, in the same order. Master weights are
+float32; with ``model.dtype = "bfloat16"`` the forward computes in bfloat16 and snapshots are bfloat16.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from pearl.state.config import ModelConfig
+from pearl.workers.links.checksum import canonical_tensors
+from pearl.workers.model import build_model
+from pearl.workers.training.packing import NAME
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""Per-parameter tensors of AdamW."""
+CLIP_EPSILON = 1e-6
+
+
+class Policy:
+    """This rank's part of the model. Construct it on all ranks; needs the default process group."""
+
+    def __init__(self, config: ModelConfig, vocabulary_size: int, seed: int, device: torch.device) -> None:
+        self.device = device
+        self.num_ranks = dist.get_world_size()
+        self.served_dtype: torch.dtype = getattr(torch, config.dtype)
+        model = build_model(msgspec.structs.replace(config, dtype="float32"), vocabulary_size, seed)
+        model.set_attn_implementation(NAME)
+        embedding = model.get_input_embeddings().weight
+        assert isinstance(embedding, torch.Tensor)
+        self.vocabulary_size = embedding.shape[0]
+        self.model: nn.Module = model
+        self._shard(set(model._no_split_modules or ()))
+        self.parameters = dict(self.model.named_parameters())
+
+    def _shard(self, layer_classes: set[str]) -> None:
+        mesh = init_device_mesh(self.device.type, (self.num_ranks,))
+        mixed = MixedPrecisionPolicy(param_dtype=self.served_dtype, reduce_dtype=torch.float32)
+        for module in list(self.model.modules()):
+            if type(module).__name__ in layer_classes:
+                fully_shard(module, mesh=mesh, mp_policy=mixed)
+        fully_shard(self.model, mesh=mesh, mp_policy=mixed)
+
+    # gradients
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradient of the sum over ranks of ``loss``; the sharding divides by their number."""
+        torch.autograd.backward(loss * self.num_ranks)
+
+    def gradient_norm(self) -> float:
+        """L2, over all ranks' shards."""
+        squares = torch.zeros(1, dtype=torch.float64, device=self.device)
+        for gradient in self._gradients():
+            squares += gradient.double().square().sum()
+        dist.all_reduce(squares)
+        return math.sqrt(squares.item()) if squares.item() >= 0 else math.nan
+
+    def scale_gradients(self, factor: float) -> None:
+        for gradient in self._gradients():
+            gradient.mul_(factor)
+
+    def _gradients(self) -> Iterator[torch.Tensor]:
+        for parameter in self.parameters.values():
+            if parameter.grad is not None:
+                yield local(parameter.grad)
+
+    def reshard(self) -> None:
+        """After a forward without a backward: until then the root keeps the gathered weights, old or new."""
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+    # whole tensors
+
+    def tensors(self) -> list[tuple[str, torch.Tensor]]:
+        """This rank's part of everything a snapshot holds, in name order."""
+        return canonical_tensors(self.model)
+
+    def load(self, read: Callable[[str], torch.Tensor]) -> None:
+        """Take every tensor whole from ``read(name)`` and keep this rank's part."""
+        with torch.no_grad():
+            for name, tensor in self.tensors():
+                local(tensor).copy_(local(shard_as(read(name), tensor)))
+
+    # keeping and lending weights
+
+    def clone(self) -> dict[str, torch.Tensor]:
+        """This rank's part of the weights as they are now, in the same form as ``tensors``."""
+        return {name: tensor.detach().clone() for name, tensor in self.tensors()}
+
+    def assign(self, weights: dict[str, torch.Tensor]) -> None:
+        with torch.no_grad():
+            for name, tensor in self.tensors():
+                local(tensor).copy_(local(weights[name]))
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part, sharing its storage."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole tensor on every rank. A collective."""
+    return tensor.full_tensor().detach() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def shard_as(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """``tensor``, which every rank holds whole, in the form of ``like``. No collective."""
+    moved = tensor.to(like.device, like.dtype)
+    if not isinstance(like, DTensor):
+        return moved
+    return distribute_tensor(moved, like.device_mesh, like.placements, src_data_rank=None)
+
+
+# the optimizer
+
+
+def make_optimizer(
+    policy: Policy, learning_rate: float, betas: tuple[float, float], weight_decay: float
+) -> torch.optim.AdamW:
+    return torch.optim.AdamW(
+        policy.parameters.values(), lr=learning_rate, betas=betas, weight_decay=weight_decay, fused=True
+    )
+
+
+def apply_update(
+    policy: Policy, optimizer: torch.optim.AdamW, learning_rate: float, max_grad_norm: float
+) -> tuple[float, bool]:
+    """Clip, step and clear the gradients -> (norm before clipping, whether the step was done).
+
+    A norm that is not finite skips the step: weights and moments stay as they were, on all ranks alike.
+    """
+    norm = policy.gradient_norm()
+    is_finite = math.isfinite(norm)
+    if is_finite:
+        if norm > max_grad_norm:
+            policy.scale_gradients(max_grad_norm / (norm + CLIP_EPSILON))
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate
+        optimizer.step()
+    optimizer.zero_grad()
+    return norm, is_finite
+
+
+def optimizer_tensors(policy: Policy, optimizer: torch.optim.AdamW) -> list[tuple[str, torch.Tensor]]:
+    """This rank's part of the moments and the step counts, the same names in the same order on all ranks."""
+    tensors: list[tuple[str, torch.Tensor]] = []
+    for name, parameter in policy.parameters.items():
+        state = optimizer.state.get(parameter, {})
+        tensors += [(f"{kind}.{name}", state[kind]) for kind in (*MOMENTS, "step") if kind in state]
+    return tensors
+
+
+def load_optimizer(
+    policy: Policy, optimizer: torch.optim.AdamW, names: set[str], read: Callable[[str], torch.Tensor]
+) -> None:
+    """The inverse of ``optimizer_tensors`` on whole tensors, for any number of ranks."""
+    for name, parameter in policy.parameters.items():
+        if f"step.{name}" in names:
+            state = {kind: shard_as(read(f"{kind}.{name}"), parameter) for kind in MOMENTS}
+            step = read(f"step.{name}").to(policy.device)
+            optimizer.state[parameter] = {"step": step, **state}

@@ -1,0 +1,39 @@
+"""Log-probs of given tokens under the model, of the distribution they were sampled from."""
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from pearl.workers.training.packing import Packed
+
+
+class Scores(NamedTuple):
+    """M trained tokens of a micro-batch."""
+
+    logprobs_M: torch.Tensor
+    entropy_M: torch.Tensor  # nats, without gradient
+
+
+def score(model: nn.Module, packed: Packed, temperature: float) -> Scores:
+    """``temperature`` is the rollout's: softmax(logits / temperature), and 1 for the greedy 0."""
+    logits_MV = model(
+        input_ids=packed.ids_T[None],
+        position_ids=packed.positions_T[None],
+        use_cache=False,
+        logits_to_keep=packed.queries_M,
+        spread=packed.spread,
+    ).logits[0]
+    return score_logits(logits_MV, packed.targets_M, temperature)
+
+
+def score_logits(logits_MV: torch.Tensor, targets_M: torch.Tensor, temperature: float) -> Scores:
+    scaled_MV = logits_MV.float()
+    if temperature not in (0.0, 1.0):
+        scaled_MV = scaled_MV / temperature
+    logprobs_MV = scaled_MV.log_softmax(-1)
+    logprobs_M = logprobs_MV.gather(-1, targets_M[:, None])[:, 0]
+    with torch.no_grad():
+        # An impossible token contributes nothing to the entropy, not 0 * -inf.
+        entropy_M = torch.special.entr(logprobs_MV.exp()).sum(-1)
+    return Scores(logprobs_M, entropy_M)

@@ -1,0 +1,310 @@
+"""One rank of the training world: builds or restores the policy, trains steps, publishes versions, saves.
+
+Every public method is a collective: all ranks call it with the same arguments, in the same order. Blocking;
+belongs to one thread.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+import xxhash
+
+from pearl.state.config import Config
+from pearl.state.messages.training import Demonstration, Sample
+from pearl.state.weights import Snapshot, Version
+from pearl.workers.links.checksum import dtype_name
+from pearl.workers.links.image import SnapshotStore
+from pearl.workers.links.layout import lay_out
+from pearl.workers.training import fsdp
+from pearl.workers.training.batching import deal_groups
+from pearl.workers.training.checkpoint import CheckpointStore
+from pearl.workers.training.fsdp import Policy
+from pearl.workers.training.grpo import (
+    LossSettings,
+    TokenBatch,
+    group_advantages,
+    shuffle_in_groups,
+    token_losses,
+)
+from pearl.workers.training.micro_batch import MicroBatch, Update, make_update
+from pearl.workers.training.samples import TrainingSample, unpack
+from pearl.workers.training.schedule import learning_rate
+from pearl.workers.training.scoring import Scores, score
+from pearl.workers.training.tally import Tally, finite_only, sample_metrics
+from pearl.workers.training.warm_start import warm_start
+
+log = logging.getLogger(__name__)
+
+MODEL, OPTIMIZER, REFERENCE = "model", "optimizer", "reference"
+"""Parts of a checkpoint; the last one only with a KL term."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """Read by the event loop for heartbeats while another thread works."""
+
+    micro_batches: int = 0
+    busy: str = ""
+
+    def count(self) -> None:
+        self.micro_batches += 1
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    metrics: dict[str, float]
+    max_logprob_gap: float
+    logprob_gap_tokens: int
+
+
+class Trainer:
+    def __init__(
+        self,
+        config: Config,
+        vocabulary_size: int,
+        device: torch.device,
+        checkpoints: CheckpointStore,
+        progress: Progress,
+    ) -> None:
+        self.version = Version(-1, -1)  # until it is started
+        self.progress = progress
+        self.policy = Policy(config.model, vocabulary_size, config.run.seed, device)
+        training = config.training
+        self._config = config
+        self._vocabulary_size = vocabulary_size
+        self._checkpoints = checkpoints
+        self._rank = dist.get_rank()
+        self._loss = LossSettings(
+            training.clip_low, training.clip_high, training.tis_cap, training.kl_coefficient
+        )
+        self._optimizer = self._new_optimizer()
+        self._reference: dict[str, torch.Tensor] | None = None  # the weights RL began with
+
+    def _new_optimizer(self) -> torch.optim.AdamW:
+        training = self._config.training
+        return fsdp.make_optimizer(self.policy, training.learning_rate, training.betas, training.weight_decay)
+
+    # beginning
+
+    def begin(self, lineage: int, demonstrations: Sequence[Demonstration]) -> dict[str, float]:
+        """Fresh weights, then the supervised warm start -> its metrics."""
+        config = self._config
+        metrics: dict[str, float] = {}
+        if config.warm_start.num_steps:
+            self.progress.busy = "warm start"
+            metrics = warm_start(
+                self.policy,
+                demonstrations,
+                config.warm_start,
+                config.training.tokens_per_micro_batch,
+                config.run.seed,
+                self.progress.count,
+            )
+        self._optimizer = self._new_optimizer()
+        self._keep_reference()
+        self.version = Version(lineage, 0)
+        return finite_only(metrics.items())
+
+    def restore(self, lineage: int, step: int) -> None:
+        """Raises ValueError when the checkpoint is not there, or is of another model."""
+        self.progress.busy = "checkpoint"
+        checkpoint = self._checkpoints.open(step)
+        if checkpoint.description.config_digest != self.config_digest:
+            raise ValueError(
+                f"the checkpoint of step {step} was made with other [model] settings or another vocabulary: "
+                "resume with the config.toml of the run it belongs to"
+            )
+        with checkpoint.reader(MODEL) as read:
+            self.policy.load(read)
+        self._optimizer = self._new_optimizer()
+        with checkpoint.reader(OPTIMIZER) as read:
+            fsdp.load_optimizer(self.policy, self._optimizer, read.names(), read)
+        if self._loss.kl_coefficient and REFERENCE in checkpoint.parts():
+            with checkpoint.reader(REFERENCE) as read:
+                own = self.policy.tensors()
+                self._reference = {name: fsdp.shard_as(read(name), tensor) for name, tensor in own}
+        else:
+            self._keep_reference()
+        self.version = Version(lineage, step)
+
+    def _keep_reference(self) -> None:
+        self._reference = self.policy.clone() if self._loss.kl_coefficient else None
+
+    @property
+    def config_digest(self) -> str:
+        """Of what decides the shape and the meaning of the weights."""
+        model = msgspec.structs.replace(self._config.model, device="auto")
+        return xxhash.xxh3_128_hexdigest(msgspec.json.encode((model, self._vocabulary_size)))
+
+    # a step
+
+    def train(self, step: int, samples: Sequence[Sample]) -> StepResult:
+        """Train the samples, in trajectory order whatever their order here, into the next version."""
+        assert step == self.version.step, (step, self.version)
+        self.progress.busy = "training"
+        unpacked = unpack(samples, self.policy.vocabulary_size)
+        updates = self._updates(step, unpacked)
+        tally = Tally(self.policy.device)
+        self._score_ahead(updates)
+        rate = learning_rate(step, self._config.training, self._config.run.num_steps)
+        norms, skipped = [0.0], 0
+        for update in updates:
+            if update.num_tokens:
+                norm, is_done = self._update(update, rate, tally)
+                norms.append(norm)
+                skipped += not is_done
+        self.version = Version(self.version.lineage, step + 1)
+        sums = tally.reduce()
+        num_updates = sum(update.num_tokens > 0 for update in updates)
+        metrics = {
+            **sums.means(sum(update.num_tokens for update in updates), num_updates),
+            **sample_metrics(unpacked),
+            "grad_norm": float(np.max(norms)),  # NaN stays NaN, and is then left out
+            "learning_rate": rate,
+            "updates": float(num_updates - skipped),
+            "updates_skipped": float(skipped),
+        }
+        return StepResult(finite_only(metrics.items()), sums.max_gap, sums.gap_tokens)
+
+    def _updates(self, step: int, samples: Sequence[TrainingSample]) -> list[Update]:
+        training = self._config.training
+        groups_S = np.array([sample.group for sample in samples], np.int64)
+        masked_S = np.array([sample.masked for sample in samples], np.bool_)
+        rewards_S = np.array([sample.reward for sample in samples])
+        advantages_S = group_advantages(rewards_S, groups_S, masked_S, training.normalize_by_std)
+        if training.shuffle_advantages:
+            advantages_S = shuffle_in_groups(advantages_S, groups_S, masked_S, self._config.run.seed, step)
+        return [
+            make_update(
+                [samples[index] for index in chosen],
+                advantages_S[chosen],
+                self.policy.num_ranks,
+                self._rank,
+                training.tokens_per_micro_batch,
+                self.policy.device,
+            )
+            for chosen in deal_groups(groups_S.tolist(), training.updates_per_step)
+        ]
+
+    def _score_ahead(self, updates: Sequence[Update]) -> None:
+        """Log-probs that the loss needs and that its own pass does not give."""
+        if len(updates) > 1:
+            for micro_batch in self._each(updates):
+                micro_batch.old_M = self._score_quietly(micro_batch)
+            self.policy.reshard()
+        if self._reference is not None:
+            own = self.policy.clone()
+            self.policy.assign(self._reference)
+            for micro_batch in self._each(updates):
+                micro_batch.reference_M = self._score_quietly(micro_batch)
+            self.policy.reshard()
+            self.policy.assign(own)
+
+    @torch.no_grad()
+    def _score_quietly(self, micro_batch: MicroBatch) -> torch.Tensor:
+        return self._score(micro_batch).logprobs_M
+
+    def _each(self, updates: Sequence[Update]) -> list[MicroBatch]:
+        return [micro_batch for update in updates for micro_batch in update.micro_batches]
+
+    def _score(self, micro_batch: MicroBatch) -> Scores:
+        return score(self.policy.model, micro_batch.packed, self._config.rollout.temperature)
+
+    def _update(self, update: Update, rate: float, tally: Tally) -> tuple[float, bool]:
+        for micro_batch in update.micro_batches:
+            self._accumulate(micro_batch, update.num_tokens, tally)
+            self.progress.count()
+        return fsdp.apply_update(self.policy, self._optimizer, rate, self._config.training.max_grad_norm)
+
+    def _accumulate(self, micro_batch: MicroBatch, num_tokens: int, tally: Tally) -> None:
+        scores = self._score(micro_batch)
+        old_M = scores.logprobs_M.detach() if micro_batch.old_M is None else micro_batch.old_M
+        tokens = TokenBatch(old_M, micro_batch.rollout_M, micro_batch.advantages_M, micro_batch.reference_M)
+        summed, statistics = token_losses(scores.logprobs_M, tokens, self._loss)
+        loss = summed / num_tokens
+        self.policy.backward(loss)
+        tally.add_losses(statistics, loss, scores)
+        tally.add_gap(old_M, micro_batch.rollout_M, micro_batch.current_M)
+
+    # what comes out
+
+    def publish(self, store: SnapshotStore | None) -> Snapshot | None:
+        """Gather the weights tensor by tensor into ``store``, which rank 0 has; the others only take part."""
+        own = [(name, self._served(tensor)) for name, tensor in self.policy.tensors()]
+        if store is None:
+            for _, tensor in own:
+                fsdp.whole(tensor)
+            return None
+        specs = lay_out((name, dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in own)
+        with store.writing(self.version, specs) as writer:
+            for name, tensor in own:
+                writer.write(name, fsdp.whole(tensor))
+        return store.latest
+
+    def _served(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self.policy.served_dtype) if tensor.is_floating_point() else tensor
+
+    def save(self) -> bool:
+        """Write a checkpoint of the current version -> whether it is complete (always true off rank 0).
+
+        A disk that fails costs this checkpoint, not the training: the last good one stays.
+        """
+        self.progress.busy = "checkpoint"
+        parts: list[tuple[str, list[tuple[str, torch.Tensor]]]] = [
+            (MODEL, self.policy.tensors()),
+            (OPTIMIZER, fsdp.optimizer_tensors(self.policy, self._optimizer)),
+        ]
+        if self._reference is not None:
+            parts.append((REFERENCE, list(self._reference.items())))
+        saving = _Saving(self._checkpoints, self.version, self.config_digest) if self._rank == 0 else None
+        for part, tensors in parts:
+            gathered = {}
+            for name, tensor in tensors:
+                full = fsdp.whole(tensor)
+                if saving is not None:
+                    gathered[name] = full.cpu()
+            if saving is not None:
+                saving.add(part, gathered)
+        return saving is None or saving.finish()
+
+
+class _Saving:
+    """The writer's side of a save. A failure is kept to the end: the other ranks expect all the gathers."""
+
+    def __init__(self, store: CheckpointStore, version: Version, config_digest: str) -> None:
+        self._store = store
+        self._version = version
+        self._config_digest = config_digest
+        self._error: OSError | None = None
+        self._do(self._begin)
+
+    def _begin(self) -> None:
+        self._store.prune()
+        self._writer = self._store.writer(self._version.step)
+
+    def add(self, part: str, tensors: dict[str, torch.Tensor]) -> None:
+        self._do(lambda: self._writer.add(part, tensors))
+
+    def finish(self) -> bool:
+        self._do(lambda: self._writer.commit(self._version.lineage, self._config_digest))
+        self._do(self._store.prune)
+        if self._error is not None:
+            log.error("the checkpoint of version %s was not written: %s", self._version, self._error)
+        return self._error is None
+
+    def _do(self, work: Callable[[], None]) -> None:
+        if self._error is None:
+            try:
+                work()
+            except OSError as error:
+                self._error = error
+
+
+def checkpoint_root(run_dir: Path) -> Path:
+    return run_dir / "checkpoints"

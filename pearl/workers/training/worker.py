@@ -1,0 +1,247 @@
+"""``python -m pearl.workers.training.worker`` under torchrun: one rank of the training world.
+
+Rank 0 speaks with the coordinator on its event loop and does all blocking work in one thread, rebroadcasting each
+command; the other ranks only wait for commands. A rank that fails ends its process and the launcher the world.
+"""
+
+import argparse
+import asyncio
+import logging
+import os
+import queue
+import socket
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+import uvloop
+
+from pearl.runtime.peer import Peer
+from pearl.state.config import Config
+from pearl.state.messages.control import Hello
+from pearl.state.messages.training import StartTrainingReply, TrainStepReply
+from pearl.workers.links.address import advertised_address
+from pearl.workers.links.image import SnapshotStore
+from pearl.workers.links.sender import LinkServer
+from pearl.workers.model import resolve_device, use_one_thread
+from pearl.workers.training.checkpoint import CheckpointStore
+from pearl.workers.training.control import Begin, Command, ControlChannel, Step, Stop
+from pearl.workers.training.service import Message, Reply, TrainingService
+from pearl.workers.training.trainer import Progress, Trainer, checkpoint_root
+
+log = logging.getLogger(__name__)
+
+LEAVE_LIMIT_S = 2.0
+"""For the other ranks to hear that the world ends; after it they learn it from the closed connection."""
+MAX_WAITING = 8
+LOOPBACK = "tcp://127."
+
+
+class Rank:
+    """This process's part of the world. ``execute`` is a collective; everything belongs to one thread."""
+
+    def __init__(self, options: argparse.Namespace, config: Config, progress: Progress) -> None:
+        self._options = options
+        self._config = config
+        self._progress = progress
+        self._rank = int(os.environ["RANK"])
+        self.checkpoints = CheckpointStore(
+            checkpoint_root(Path(options.run_dir)), config.training.keep_checkpoints
+        )
+        self._store: SnapshotStore | None = None
+        self._links: LinkServer | None = None
+
+    def join(self) -> None:
+        """Meet the other ranks and build the model."""
+        device = resolve_device(self._config.model, int(os.environ.get("LOCAL_RANK", "0")))
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        else:
+            use_one_thread()
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            timeout=timedelta(seconds=self._config.runtime.train_timeout_s),
+        )
+        self.channel = ControlChannel()
+        self._trainer = Trainer(
+            self._config, self._options.vocabulary_size, device, self.checkpoints, self._progress
+        )
+        if self._rank == 0:
+            self._open_store()
+
+    def _open_store(self) -> None:
+        weights, options = self._config.weights, self._options
+        self._store = SnapshotStore(
+            options.incarnation, self._rank, socket.gethostname(), weights.bucket_bytes
+        )
+        has_peers_elsewhere = not options.address.startswith(LOOPBACK)
+        if weights.transport == "link" or (weights.transport == "auto" and has_peers_elsewhere):
+            address = advertised_address(None, peers_elsewhere=True) if has_peers_elsewhere else "127.0.0.1"
+            self._links = LinkServer(self._store, address=address, deadline_s=weights.bucket_deadline_s)
+
+    def lead(self, command: Command) -> Reply | None:
+        """On rank 0: have all ranks execute it."""
+        self.channel.send(command)
+        return self.execute(command)
+
+    def execute(self, command: Command) -> Reply | None:
+        """The reply on rank 0, None on the others."""
+        match command:
+            case Begin():
+                return self._begin(command)
+            case Step():
+                return self._step(command)
+            case Stop():
+                return None
+
+    def _begin(self, command: Begin) -> StartTrainingReply | None:
+        metrics: dict[str, float] = {}
+        if command.restore_step is None:
+            metrics = self._trainer.begin(command.lineage, command.demonstrations)
+        else:
+            self._trainer.restore(command.lineage, command.restore_step)
+        snapshot = self._trainer.publish(self._store)
+        if snapshot is None:
+            return None
+        return StartTrainingReply(snapshot, command.restore_step is not None, metrics)
+
+    def _step(self, command: Step) -> TrainStepReply | None:
+        result = self._trainer.train(command.step, command.samples)
+        snapshot = self._trainer.publish(self._store)
+        is_saved = self._trainer.save() if command.checkpoint else False
+        if snapshot is None:
+            return None
+        metrics = {**result.metrics, "checkpoints_failed": float(command.checkpoint and not is_saved)}
+        checkpoint_step = snapshot.version.step if is_saved else None
+        return TrainStepReply(
+            snapshot, checkpoint_step, metrics, result.max_logprob_gap, result.logprob_gap_tokens
+        )
+
+
+class WorkThread:
+    """Runs blocking calls one after another. A daemon: a thread inside a collective cannot be joined."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._queue: queue.Queue[tuple[Callable[[], Any], asyncio.Future[Any]]] = queue.Queue(MAX_WAITING)
+        threading.Thread(target=self._work, name="training", daemon=True).start()
+
+    def start(self, call: Callable[[], Any]) -> asyncio.Future[Any]:
+        """Queue a call; the service has at most one command and one start under way, so there is room."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._queue.put_nowait((call, future))
+        return future
+
+    def _work(self) -> None:
+        while True:
+            call, future = self._queue.get()
+            try:
+                result = call()
+            except Exception as error:  # noqa: BLE001  it belongs to whoever awaits the future
+                self._loop.call_soon_threadsafe(_fail, future, error)
+            else:
+                self._loop.call_soon_threadsafe(_finish, future, result)
+
+
+def _finish(future: asyncio.Future[Any], result: Any) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
+async def serve(options: argparse.Namespace, config: Config) -> str:
+    """Rank 0; returns why it ended."""
+    progress = Progress()
+    rank = Rank(options, config, progress)
+    thread = WorkThread()
+    joined = thread.start(rank.join)
+
+    async def execute(command: Command) -> Reply:
+        await joined  # a failure to build the model is the answer to the first command
+        reply: Reply | None = await thread.start(lambda: rank.lead(command))
+        assert reply is not None, command
+        return reply
+
+    service = TrainingService(config, rank.checkpoints, progress, execute)
+    reason = await _make_peer(options, config, service).run()
+    await _leave(thread, rank, service, joined)
+    return reason
+
+
+def _make_peer(options: argparse.Namespace, config: Config, service: TrainingService) -> Peer:
+    runtime = config.runtime
+    hello = Hello("training", 0, options.incarnation, socket.gethostname(), os.getpid(), options.run_id)
+    return Peer(
+        options.address,
+        hello=hello,
+        messages=Message,
+        handler=service.handle,
+        heartbeat=service.heartbeat,
+        heartbeat_period_s=runtime.heartbeat_period_s,
+        lease_s=runtime.lease_s,
+        queue_messages=runtime.queue_messages,
+        max_frame_bytes=runtime.max_frame_bytes,
+    )
+
+
+async def _leave(
+    thread: WorkThread, rank: Rank, service: TrainingService, joined: asyncio.Future[None]
+) -> None:
+    """Tell the other ranks, unless work is under way: then they learn it from the closed connections."""
+    if not joined.done() or joined.exception() is not None or service.heartbeat().pending:
+        return
+    try:
+        async with asyncio.timeout(LEAVE_LIMIT_S):
+            await thread.start(lambda: rank.lead(Stop()))
+    except (TimeoutError, RuntimeError) as error:
+        log.warning("the other ranks did not hear of the end: %s", error)
+
+
+def follow(options: argparse.Namespace, config: Config) -> None:
+    """The other ranks."""
+    rank = Rank(options, config, Progress())
+    rank.join()
+    while not isinstance(command := rank.channel.receive(), Stop):
+        rank.execute(command)
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m pearl.workers.training.worker", description="A rank of PEARL's training world."
+    )
+    parser.add_argument("--address", required=True, help="of the coordinator, e.g. tcp://10.0.0.1:7000")
+    parser.add_argument("--run-id", required=True)
+    parser.add_argument("--incarnation", type=int, required=True)
+    parser.add_argument("--config", required=True, help="the job's settings, as JSON")
+    parser.add_argument("--run-dir", required=True, help="checkpoints go to its subdirectory")
+    parser.add_argument("--vocabulary-size", type=int, required=True)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str]) -> None:
+    options = parse(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    config = msgspec.json.decode(Path(options.config).read_bytes(), type=Config)
+    if os.environ["RANK"] == "0":
+        log.info("left: %s", uvloop.run(serve(options, config)))
+    else:
+        follow(options, config)
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads inside collectives or links cannot be joined; memory and connections go with the process.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
