@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import torch
 
 from pearl.state.config import Config
-from pearl.workers.model import resolve_device
 
 CPU = torch.device("cpu")
 
@@ -33,12 +32,12 @@ class EngineSettings:
             )
 
 
-def settings_of(config: Config, local_rank: int = 0) -> EngineSettings:
+def settings_of(config: Config, device: torch.device) -> EngineSettings:
     rollout = config.rollout
     return EngineSettings(
         kv_capacity_tokens=rollout.kv_capacity_tokens,
         page_tokens=rollout.page_tokens,
         prefill_chunk_tokens=rollout.prefill_chunk_tokens,
         max_running=rollout.max_requests_per_worker,
-        device=resolve_device(config.model, local_rank),
+        device=device,
     )
