@@ -53,7 +53,7 @@ class ProcessGroup:
         self._process: asyncio.subprocess.Process | None = None
         self._exit: Exit | None = None
         self._stop_reason = ""
-        self._ending = asyncio.Lock()  # one sweep at a time: wait() lets a stop() keep its grace
+        self._ending = asyncio.Lock()  # a stop() waits for the start, and a wait() lets it keep its grace
 
     @property
     def pid(self) -> int | None:
@@ -62,17 +62,18 @@ class ProcessGroup:
     async def start(self) -> int:
         """Start it and return the launcher's pid. OSError when the log directory or the program is unusable."""
         assert self._process is None
-        self.directory.mkdir(parents=True, exist_ok=True)
-        name = "launcher.log" if self.spec.num_processes else "rank0.log"
-        with _open_log(self.directory / name) as output:
-            self._process = await asyncio.create_subprocess_exec(
-                *command_line(self.spec, self.directory),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=group_environment(self.spec, self.run_id, os.environ, self._counter_path),
-                start_new_session=True,  # a terminal's Ctrl-C is for the coordinator, which then ends the groups
-            )
+        async with self._ending:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            name = "launcher.log" if self.spec.num_processes else "rank0.log"
+            with _open_log(self.directory / name) as output:
+                self._process = await asyncio.create_subprocess_exec(
+                    *command_line(self.spec, self.directory),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env=group_environment(self.spec, self.run_id, os.environ, self._counter_path),
+                    start_new_session=True,  # a terminal's Ctrl-C is for the coordinator, which ends the groups
+                )
         return self._process.pid
 
     async def wait(self) -> Exit:

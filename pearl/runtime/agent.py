@@ -1,0 +1,86 @@
+"""``python -m pearl.runtime.agent``: the node agent's process, started by the coordinator or by hand on a host that
+joins the run. Imports no torch, so that it is up at once and small.
+"""
+
+import argparse
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+
+import psutil
+import uvloop
+
+from pearl.runtime import gpus, lifeline
+from pearl.runtime.node_agent import NodeAgent
+from pearl.runtime.peer import Peer
+from pearl.state.config import RuntimeConfig
+from pearl.state.messages.control import AgentReport, ControlMessage, Hello
+
+log = logging.getLogger(__name__)
+
+
+def main(arguments: Sequence[str]) -> None:
+    options = parse(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if lifeline.PARENT_VARIABLE in os.environ:
+        # SIGTERM, so that it can still end what was re-parented away from its groups.
+        lifeline.watch_parent(signal.SIGTERM)
+    try:
+        report = make_report(options)
+    except ValueError as error:
+        sys.exit(f"pearl.runtime.agent: {error}")
+    reason = uvloop.run(serve(options, report))
+    log.info("left: %s", reason)
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    defaults = RuntimeConfig()
+    parser = argparse.ArgumentParser(prog="python -m pearl.runtime.agent", description="A PEARL node agent.")
+    parser.add_argument("--address", required=True, help="of the coordinator, e.g. tcp://10.0.0.1:7000")
+    parser.add_argument("--run-id", required=True)
+    parser.add_argument("--slot", type=int, default=0, help="number of this agent in the run")
+    parser.add_argument(
+        "--incarnation", type=int, default=1, help="one more than that of the last agent in the slot"
+    )
+    parser.add_argument("--host", default=socket.gethostname(), help="name of this host in GPU ids")
+    parser.add_argument("--virtual-gpus", type=int, help="offer so many stand-ins instead of the host's GPUs")
+    parser.add_argument("--virtual-gpu-bytes", type=int, default=1 << 30)
+    parser.add_argument("--heartbeat-period-s", type=float, default=defaults.heartbeat_period_s)
+    parser.add_argument("--lease-s", type=float, default=defaults.lease_s)
+    parser.add_argument("--queue-messages", type=int, default=defaults.queue_messages)
+    parser.add_argument("--max-frame-bytes", type=int, default=defaults.max_frame_bytes)
+    return parser.parse_args(arguments)
+
+
+def make_report(options: argparse.Namespace) -> AgentReport:
+    """What this host offers. ValueError when CUDA_VISIBLE_DEVICES makes no sense here."""
+    host = options.host
+    if options.virtual_gpus is not None:
+        offered = gpus.virtual_gpus(host, options.virtual_gpus, options.virtual_gpu_bytes)
+    else:
+        offered = gpus.physical_gpus(host, os.environ.get(gpus.VISIBLE_VARIABLE))
+    return AgentReport(host, offered, len(os.sched_getaffinity(0)), psutil.virtual_memory().total)
+
+
+async def serve(options: argparse.Namespace, report: AgentReport) -> str:
+    agent = NodeAgent(options.run_id, report, options.lease_s)
+    hello = Hello("agent", options.slot, options.incarnation, options.host, os.getpid(), options.run_id)
+    peer = Peer(
+        options.address,
+        hello=hello,
+        messages=ControlMessage,
+        handler=agent.handle,
+        heartbeat=agent.heartbeat,
+        heartbeat_period_s=options.heartbeat_period_s,
+        lease_s=options.lease_s,
+        queue_messages=options.queue_messages,
+        max_frame_bytes=options.max_frame_bytes,
+    )
+    return await agent.run(peer)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
