@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 
 AGENT_ANSWER_S = 10.0
 """For what the agent does at once: starting a process, reaping a killed one."""
-TAIL_LINES = 20
 
 
 class Verdict(NamedTuple):
@@ -142,7 +141,9 @@ class Processes:
         reason = wanted or (exited.reason if exited else "gone")
         if exited is not None and not wanted:
             reason = _with_last_line(reason, exited.log_tail)
-            log.warning("%s %s; the end of its log:\n%s", life.name, exited.reason, exited.log_tail)
+            log.warning(
+                "%s %s; the end of its log:\n%s", life.name, exited.reason, exited.log_tail or "(empty)"
+            )
         value = exited.counter if exited is not None else None
         if value is None and counter.ENVIRONMENT_KEY in life.spec.environment:
             value = counter.read(Path(life.spec.environment[counter.ENVIRONMENT_KEY]))

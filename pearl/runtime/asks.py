@@ -1,49 +1,80 @@
-"""Asks under way: each waits for its answer, an error, its deadline or the loss of its peer, whichever is first."""
+"""Questions that wait for an answer: each with its deadline, and an end for each of them."""
 
 import asyncio
+import itertools
+from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
+from pearl.runtime.clock import Clock
+from pearl.runtime.codec import Failure
 from pearl.runtime.errors import PeerGoneError, RemoteError
 
 
+class _Pending(msgspec.Struct, eq=False):
+    peer: str
+    answer: asyncio.Future[Any]
+    late: str  # what to say when the deadline passes
+
+
 class Asks:
-    def __init__(self) -> None:
-        self._next_op = 1
-        self._waiting: dict[int, tuple[str, asyncio.Future[Any]]] = {}
-        self.num_late = 0
+    """Args:
+    poll: takes in everything that has arrived. Before a deadline counts as missed, an answer that is there
+        already is looked for: a loop that was held up may see the time before it sees the answer.
+    """
 
-    def begin(self, peer: str) -> tuple[int, asyncio.Future[Any]]:
-        op = self._next_op
-        self._next_op += 1
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting[op] = (peer, future)
-        return op, future
+    def __init__(self, clock: Clock, poll: Callable[[], None]) -> None:
+        self._clock = clock
+        self._poll = poll
+        self._ops = itertools.count(1)
+        self._pending: dict[int, _Pending] = {}
+        self.late_replies = 0
 
-    async def wait(self, op: int, future: asyncio.Future[Any], what: str, deadline_s: float) -> Any:
-        peer = self._waiting[op][0]
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    async def ask(self, peer: str, name: str, deadline_s: float, post: Callable[[int], None]) -> Any:
+        """Post the question under a fresh op and wait.
+
+        Raises:
+            TimeoutError: with the peer, the question's name and the deadline.
+            RemoteError, PeerGoneError: see ``Hub.ask``; whatever ``post`` raises.
+        """
+        op = next(self._ops)
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        late = f"{peer} did not answer {name} within {deadline_s:g} s"
+        self._pending[op] = _Pending(peer, answer, late)
+        timer = self._clock.call_later(deadline_s, lambda: self._expire(op))
         try:
-            async with asyncio.timeout(deadline_s):
-                return await future
-        except TimeoutError:
-            raise TimeoutError(f"{peer} did not answer {what} within {deadline_s:g} s") from None
+            post(op)
+            return await answer
         finally:
-            self._waiting.pop(op, None)
+            timer.cancel()
+            del self._pending[op]
 
-    def cancel(self, op: int) -> None:
-        """It was never sent."""
-        self._waiting.pop(op)[1].cancel()
-
-    def answer(self, op: int, peer: str, value: Any) -> None:
-        entry = self._waiting.get(op)
-        if entry is None or entry[0] != peer or entry[1].done():
-            self.num_late += 1
-        elif isinstance(value, RemoteError):
-            entry[1].set_exception(value)
+    def settle(self, peer: str, op: int, outcome: msgspec.Struct) -> None:
+        """An answer came from the peer: a message, or the failure that stands for it."""
+        pending = self._pending.get(op)
+        if pending is None or pending.answer.done() or pending.peer != peer:
+            self.late_replies += 1
+        elif isinstance(outcome, Failure):
+            pending.answer.set_exception(RemoteError(outcome.text, outcome.kind))
         else:
-            entry[1].set_result(value)
+            pending.answer.set_result(outcome)
+
+    def refute(self, peer: str, op: int, error: Exception) -> None:
+        """What came as the answer cannot be read."""
+        self.settle(peer, op, Failure(type(error).__name__, str(error)))
 
     def fail(self, peer: str, reason: str) -> None:
-        """Its peer is gone."""
-        for owner, future in list(self._waiting.values()):
-            if owner == peer and not future.done():
-                future.set_exception(PeerGoneError(f"{peer} is gone: {reason}"))
+        """The peer is gone: nothing asked of it will be answered."""
+        for pending in self._pending.values():
+            if pending.peer == peer and not pending.answer.done():
+                pending.answer.set_exception(PeerGoneError(f"{peer} is gone: {reason}"))
+
+    def _expire(self, op: int) -> None:
+        self._poll()
+        pending = self._pending.get(op)
+        if pending is not None and not pending.answer.done():
+            pending.answer.set_exception(TimeoutError(pending.late))

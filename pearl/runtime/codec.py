@@ -14,7 +14,8 @@ from pearl.runtime.errors import FrameTooLargeError, MalformedError
 
 Message = TypeVar("Message")
 
-ENVELOPE_BYTES = 32  # more than an envelope adds to its body: an array of four, three integers of nine bytes at most
+MAX_ERROR_CHARS = 2000  # of an error's text on the wire
+ENVELOPE_BYTES = 32  # more than an envelope adds: an array of four, three integers of nine bytes at most
 
 
 class Kind(IntEnum):
@@ -67,6 +68,16 @@ def encode_bounded(message: object, max_frame_bytes: int) -> bytes:
     return body
 
 
+def encode_failure(error: Exception) -> bytes:
+    """The body of an ERROR."""
+    return encode(Failure(type(error).__name__, str(error)[:MAX_ERROR_CHARS]))
+
+
+def encode_reason(reason: str) -> bytes:
+    """The body of a REFUSAL."""
+    return encode(reason[:MAX_ERROR_CHARS])
+
+
 def pack(sequence: int, kind: Kind, op: int, body: bytes) -> bytes:
     return _encoder.encode((sequence, int(kind), op, msgspec.Raw(body)))
 
@@ -92,3 +103,25 @@ class Decoder(Generic[Message]):
             return self._decoder.decode(data)
         except _MALFORMED as error:
             raise MalformedError(f"{error} (in {size} bytes)") from error
+
+
+class FrameReader:
+    """Reads envelopes and then, by their kind, bodies. All raise MalformedError."""
+
+    def __init__(self, union: Any, max_frame_bytes: int) -> None:
+        self._envelopes: Decoder[Envelope] = Decoder(Envelope, max_frame_bytes)
+        self._messages: Decoder[msgspec.Struct] = Decoder(union, max_frame_bytes)
+        self._failures: Decoder[Failure] = Decoder(Failure, max_frame_bytes)
+        self._reasons: Decoder[str] = Decoder(str, max_frame_bytes)
+
+    def envelope(self, frame: bytes) -> Envelope:
+        return self._envelopes.decode(frame)
+
+    def body(self, envelope: Envelope) -> msgspec.Struct:
+        """A Failure when the kind is ERROR, otherwise one of the union."""
+        if envelope.kind is Kind.ERROR:
+            return self._failures.decode(envelope.body)
+        return self._messages.decode(envelope.body)
+
+    def reason(self, envelope: Envelope) -> str:
+        return self._reasons.decode(envelope.body)

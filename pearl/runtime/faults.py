@@ -19,7 +19,10 @@ class _Link(msgspec.Struct, eq=False):
     drops: dict[Direction, int] = msgspec.field(default_factory=lambda: {"in": 0, "out": 0})
     delay_s: float = 0.0
     cut: bool = False
-    held: deque[Deliver] = msgspec.field(default_factory=deque)  # while cut; bounded by what the other side sends
+    # While cut; bounded by what the other side sends.
+    held: deque[Deliver] = msgspec.field(default_factory=deque)
+    # One timer each, the oldest goes first.
+    delayed: deque[Deliver] = msgspec.field(default_factory=deque)
 
 
 class Faults:
@@ -70,8 +73,9 @@ class Faults:
             return
         if link.cut:
             link.held.append(deliver)
-        elif link.delay_s > 0:
-            self._clock.call_later(link.delay_s, deliver)
+        elif link.delay_s > 0 or link.delayed:
+            link.delayed.append(deliver)
+            self._clock.call_later(link.delay_s, lambda: link.delayed.popleft()())
         else:
             deliver()
 

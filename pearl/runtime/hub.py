@@ -1,70 +1,87 @@
-"""The coordinator's end of the actor runtime: a ROUTER that knows its peers by ``kind.slot.incarnation``.
+"""The coordinator's side of all conversations: lets peers in by their hello, tells them, asks them, hears them.
 
-Invariants: nothing is sent to a peer before its hello; nothing is lost silently (a queue that is full says so, and
-a peer that is gone fails its asks); a dropped peer never speaks again, only its next incarnation does. Liveness is
-judged by the service from ``last_heard`` and heartbeats, never from the socket.
+A peer's name is ``kind.slot.incarnation``; one name, one peer. Its route in the socket is another for every process,
+so that a second process under the same name can be told that it is refused. Frames are numbered both ways: a lost
+frame is noticed by the next one, at the latest by the next heartbeat, and ends that peer instead of being forgotten.
 """
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self, TypeVar, overload
 
+import msgspec
 import zmq
 
 from pearl.runtime.asks import Asks
-from pearl.runtime.clock import Clock, MonotonicClock
-from pearl.runtime.codec import Codec, Envelope, Kind, MalformedError
-from pearl.runtime.errors import PeerGoneError, QueueFullError, RemoteError
+from pearl.runtime.clock import Clock, Timer
+from pearl.runtime.codec import (
+    Envelope,
+    FrameReader,
+    Kind,
+    encode,
+    encode_bounded,
+    encode_failure,
+    encode_reason,
+    pack,
+)
+from pearl.runtime.errors import (
+    FrameTooLargeError,
+    MalformedError,
+    PeerGoneError,
+    QueueFullError,
+    RemoteError,
+)
 from pearl.runtime.faults import Faults
-from pearl.runtime.wire import Wire
-from pearl.state.messages.control import Hello
+from pearl.runtime.inbound import Asked, Inbound, Joined, Lost, Told
+from pearl.runtime.limited_log import LimitedLog
+from pearl.runtime.liveness import Lateness
+from pearl.runtime.membership import Member, Membership, peer_name
+from pearl.runtime.transport import Ear, Outbox, Port
+from pearl.state.messages.control import Ack, Hello
 
-__all__ = ["Asked", "Hub", "Inbound", "Joined", "PeerGoneError", "QueueFullError", "RemoteError", "Told"]
-
-KEEPALIVE_PERIOD_S = 0.5
-"""Peers judge their lease by it, so it is well under the shortest sensible lease."""
-RETRY_S = 0.005
-"""A ROUTER does not say when one peer's pipe has room again, so a backlog is tried again this often."""
-PIPE_MESSAGES = 1000  # ZeroMQ's own mark per peer, in front of which our bounded queue stands
+__all__ = [
+    "Asked",
+    "FrameTooLargeError",
+    "Hub",
+    "Inbound",
+    "Joined",
+    "Lost",
+    "PeerGoneError",
+    "QueueFullError",
+    "RemoteError",
+    "Told",
+]
 
 log = logging.getLogger(__name__)
+Reply = TypeVar("Reply", bound=msgspec.Struct)
+
+KEEPALIVE_PERIOD_S = 0.5  # a twentieth of the default lease
+LATE_S = 1.0  # the loop held up for longer is worth a line
 
 
-class Joined(NamedTuple):
-    peer: str
-    hello: Hello
-
-
-class Told(NamedTuple):
-    peer: str
-    message: Any
-
-
-class Asked(NamedTuple):
-    peer: str
-    message: Any
-    reply: Callable[[Any], None]
-
-
-Inbound = Joined | Told | Asked
-
-
-class _Peer:
-    __slots__ = ("backlog", "heard_s", "hello", "identity", "unreachable")
-
-    def __init__(self, hello: Hello, identity: bytes, heard_s: float) -> None:
-        self.hello = hello
-        self.identity = identity
-        self.heard_s = heard_s
-        self.backlog: deque[bytes] = deque()
-        self.unreachable = False
+class Counters(msgspec.Struct):
+    malformed: int = 0  # frames that could not be read
+    stale_messages: int = 0  # from peers that are not members (any more)
+    refused: int = 0  # hellos
+    lost_peers: int = 0  # dropped because frames were missing
 
 
 class Hub:
-    """``messages`` is the union of all that peers may send."""
+    """Use as an async context manager: it listens inside.
+
+    Args:
+        address: where to listen; with port 0, ``self.address`` says which port was chosen.
+        run_id: a hello for another run is refused.
+        messages: the tagged struct types that peers may send, as a union.
+        queue_messages: bound of the queue to each peer and of the one to ``receive``. When that one is full the socket
+            is not read, answers included, until ``receive`` has taken half of it: the receiver must not wait for
+            an answer itself.
+
+    Raises (on entering):
+        ValueError: the address cannot be had.
+    """
 
     def __init__(
         self,
@@ -74,235 +91,328 @@ class Hub:
         messages: Any,
         queue_messages: int,
         max_frame_bytes: int,
-        clock: Clock | None = None,
-        faults: Faults | None = None,
+        clock: Clock,
+        keepalive_period_s: float = KEEPALIVE_PERIOD_S,
     ) -> None:
-        self._bind = address
-        self._run_id = run_id
-        self._codec = Codec(messages, max_frame_bytes)
+        self.address = address
+        self.clock = clock
+        self.counters = Counters()
+        self.faults = Faults(clock)
         self._queue_messages = queue_messages
-        self._clock = clock if clock is not None else MonotonicClock()
-        self.faults = faults if faults is not None else Faults()
-        self._asks = Asks()
-        self._peers: dict[str, _Peer] = {}
-        self._dropped: set[str] = set()
+        self._max_frame_bytes = max_frame_bytes
+        self._keepalive_period_s = keepalive_period_s
+        self._reader = FrameReader(messages | Hello | Ack, max_frame_bytes)
+        self._members = Membership(run_id)
+        self._backlog: set[str] = set()  # members whose outbox is not empty
+        self._unconnected: set[str] = set()  # members without a connection when last sent to
+        self._asks = Asks(clock, self._poll)
         self._inbound: deque[Inbound] = deque()
         self._arrived = asyncio.Event()
-        self._retrying = False
-        self.address = ""
-        self.num_stale = 0  # messages of peers that were dropped or never said hello
-        self.num_malformed = 0
+        self._failure: Exception | None = None
+        self._lateness = Lateness(keepalive_period_s, clock.now())
+        self._late_log = LimitedLog(log)
+        self._malformed_log = LimitedLog(log)
+        self._refused_log = LimitedLog(log)
+        self._open: tuple[Port, Ear] | None = None
+        self._timer: Timer | None = None
 
     async def __aenter__(self) -> Self:
-        self._context = zmq.Context()
-        socket = self._context.socket(zmq.ROUTER)
-        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        socket.setsockopt(zmq.SNDHWM, PIPE_MESSAGES)
-        socket.setsockopt(zmq.RCVHWM, PIPE_MESSAGES)
-        socket.setsockopt(zmq.MAXMSGSIZE, self._codec.max_frame_bytes)
-        try:
-            socket.bind(self._bind)
-        except zmq.ZMQError as error:
-            socket.close(linger=0)
-            self._context.term()
-            raise ValueError(
-                f"runtime.address = {self._bind!r} cannot be listened on: {error}. Port 0 takes any free one"
-            ) from error
-        self.address = bytes(socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
-        self._wire = Wire(socket, self._on_frames)
-        self._keepalive_frame = self._codec.encode(Kind.KEEPALIVE, 0)
-        self._keepalive_timer = asyncio.get_running_loop().call_later(KEEPALIVE_PERIOD_S, self._keep_alive)
+        port = Port(zmq.ROUTER, self._max_frame_bytes, self._on_frames, self._flush, self._on_failure)
+        self.address = port.bind(self.address)
+        self._open = port, Ear(port, self.clock, self._queue_messages)
+        self._lateness = Lateness(self._keepalive_period_s, self.clock.now())
+        self._tick()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._keepalive_timer.cancel()
-        for name in list(self._peers):
-            self.drop(name, "the hub is closed")
-        self._wire.close()
-        await asyncio.get_running_loop().run_in_executor(None, self._context.term)  # bounded by the linger
+        if self._timer is not None:
+            self._timer.cancel()
+        for name in self._members.by_name:
+            self._asks.fail(name, "the coordinator stops")
+        self._port.close()
+
+    # what the coordinator does
+
+    def tell(self, peer: str, message: msgspec.Struct) -> None:
+        """Send without waiting, after everything sent to this peer before.
+
+        Raises:
+            PeerGoneError: there is no such peer.
+            QueueFullError: it does not take its messages; this one was not sent.
+            FrameTooLargeError: (a ValueError) names the limit.
+        """
+        member = self._member(peer)
+        self._post(member, Kind.TELL, 0, encode_bounded(message, self._max_frame_bytes))
+
+    @overload
+    async def ask(self, peer: str, message: msgspec.Struct, *, deadline_s: float) -> msgspec.Struct: ...
+    @overload
+    async def ask(
+        self, peer: str, message: msgspec.Struct, *, deadline_s: float, reply_type: type[Reply]
+    ) -> Reply: ...
+    async def ask(
+        self,
+        peer: str,
+        message: msgspec.Struct,
+        *,
+        deadline_s: float,
+        reply_type: type[msgspec.Struct] = msgspec.Struct,
+    ) -> msgspec.Struct:
+        """Send, and wait for the peer's answer. Any number of asks may be open at once.
+
+        Raises:
+            TimeoutError: no answer within ``deadline_s``; one that comes later is dropped and counted.
+            RemoteError: the peer's handler raised, or the answer is no ``reply_type``.
+            PeerGoneError: the peer is unknown, or was lost or dropped meanwhile.
+            QueueFullError, FrameTooLargeError: it was not sent, see ``tell``.
+        """
+        member = self._member(peer)
+        body = encode_bounded(message, self._max_frame_bytes)
+        name = type(message).__name__
+        reply = await self._asks.ask(
+            peer, name, deadline_s, lambda op: self._post(member, Kind.ASK, op, body)
+        )
+        if not isinstance(reply, reply_type):
+            answer = type(reply).__name__
+            raise RemoteError(f"{peer} answered {name} with {answer}, not {reply_type.__name__}")
+        return reply
+
+    async def receive(self) -> Inbound:
+        """What came next; for one receiver. Waits as long as nothing comes."""
+        while not self._inbound or self._failure is not None:
+            if self._failure is not None:
+                raise self._failure
+            self._arrived.clear()
+            await self._arrived.wait()
+        item = self._inbound.popleft()
+        self._ear.mind(len(self._inbound))
+        return item
+
+    def drop(self, peer: str, reason: str) -> None:
+        """Forget the peer: what was asked of it fails, what waits to be sent is discarded, and it is told to end.
+        Nothing happens when it is unknown."""
+        member = self._members.remove(peer)
+        if member is None:
+            return
+        self._backlog.discard(peer)
+        self._asks.fail(peer, reason)
+        self._refuse(member.route, peer, 0, reason)
+        log.info("%s dropped: %s", peer, reason)
+
+    def peers(self) -> tuple[str, ...]:
+        return tuple(self._members.by_name)
+
+    def hello(self, peer: str) -> Hello:
+        return self._member(peer).hello
+
+    def last_heard(self, peer: str) -> float:
+        """When something last came from it, on ``clock``."""
+        return self._member(peer).last_heard
+
+    @property
+    def deaf_s(self) -> float:
+        """For how long, in all, the socket was not read because ``receive`` did not keep up."""
+        return self._ear.deaf_s
+
+    @property
+    def late_replies(self) -> int:
+        """Answers that came after their deadline or after the asker had left."""
+        return self._asks.late_replies
 
     # sending
 
-    def tell(self, peer: str, message: Any) -> None:
-        """Queue a message. PeerGoneError, QueueFullError or ValueError (too large); nothing is lost silently."""
-        self._send(peer, self._codec.encode(Kind.TELL, 0, message))
+    @property
+    def _port(self) -> Port:
+        assert self._open is not None, "the hub is not entered"
+        return self._open[0]
 
-    async def ask(self, peer: str, message: Any, *, deadline_s: float, reply_type: type | None = None) -> Any:
-        """The answer. TimeoutError, PeerGoneError, QueueFullError, RemoteError (also for an answer that is no
-        ``reply_type``). There is no other limit: not of time, not of how many are asked at once."""
-        op, future = self._asks.begin(peer)
-        try:
-            self._send(peer, self._codec.encode(Kind.ASK, op, message))
-        except BaseException:
-            self._asks.cancel(op)
-            raise
-        reply = await self._asks.wait(op, future, type(message).__name__, deadline_s)
-        if reply_type is not None and not isinstance(reply, reply_type):
-            raise RemoteError(f"{peer} answered {type(message).__name__} with {type(reply).__name__}")
-        return reply
+    @property
+    def _ear(self) -> Ear:
+        assert self._open is not None, "the hub is not entered"
+        return self._open[1]
 
-    def _send(self, name: str, frame: bytes) -> None:
-        peer = self._peers.get(name)
-        if peer is None:
-            raise PeerGoneError(
-                f"{name} is not connected" if name not in self._dropped else f"{name} is gone"
-            )
-        if len(peer.backlog) >= self._queue_messages:
-            raise QueueFullError(f"{name} does not read: {len(peer.backlog)} messages wait for it")
-        delay_s = self.faults.delay_of(name)
-        if delay_s is None:
+    def _member(self, peer: str) -> Member:
+        member = self._members.by_name.get(peer)
+        if member is None:
+            raise PeerGoneError(f"{peer} is not connected")
+        return member
+
+    def _post(self, member: Member, kind: Kind, op: int, body: bytes) -> None:
+        member.outbox.put(kind, op, body)
+        if member.outbox:
+            self._backlog.add(member.name)
+
+    def _answer(self, member: Member, kind: Kind, op: int, body: bytes) -> None:
+        """To a peer that may be gone; one that does not take its answers is lost, and nobody else hurt."""
+        if not self._members.has(member):
             return
-        if delay_s:
-            asyncio.get_running_loop().call_later(delay_s, self._push, peer, frame)
-        else:
-            self._push(peer, frame)
-
-    def _push(self, peer: _Peer, frame: bytes) -> None:
-        if peer.backlog or not self._try(peer, frame):
-            peer.backlog.append(frame)
-            self._retry_later()
-
-    def _try(self, peer: _Peer, frame: bytes) -> bool:
         try:
-            return self._wire.send([peer.identity, frame])
-        except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
-                raise
-            peer.unreachable = True
-            return True  # its connection is gone; the service will hear of its end and drop it
+            self._post(member, kind, op, body)
+        except QueueFullError as error:
+            self._lose(member, str(error))
 
-    def _retry_later(self) -> None:
-        if not self._retrying:
-            self._retrying = True
-            asyncio.get_running_loop().call_later(RETRY_S, self._flush_backlogs)
+    def _send(self, name: str, route: bytes, frame: bytes) -> bool:
+        if self.faults.active:
+            if self.faults.is_cut(name):
+                return False
+            if self.faults.loses(name, "out"):
+                return True
+        try:
+            return self._port.try_send((route, frame))
+        except PeerGoneError:
+            self._unconnected.add(name)
+            return False
 
-    def _flush_backlogs(self) -> None:
-        self._retrying = False
-        for peer in self._peers.values():
-            while peer.backlog and self._try(peer, peer.backlog[0]):
-                peer.backlog.popleft()
-            if peer.backlog:
-                self._retry_later()
+    def _flush(self) -> None:
+        for name in list(self._backlog):
+            outbox = self._member(name).outbox
+            outbox.flush()
+            if not outbox:
+                self._backlog.discard(name)
+
+    def _tick(self) -> None:
+        self._timer = self.clock.call_later(self._keepalive_period_s, self._tick)
+        self._port.guard(self._keep_alive)
 
     def _keep_alive(self) -> None:
-        for name, peer in list(self._peers.items()):
-            if not peer.backlog and self.faults.delay_of(name) is not None:
-                self._try(peer, self._keepalive_frame)
-            if peer.unreachable and peer.hello.kind == "admin":
-                self.drop(name, "it has asked what it wanted")
-        self._keepalive_timer = asyncio.get_running_loop().call_later(KEEPALIVE_PERIOD_S, self._keep_alive)
+        now = self.clock.now()
+        held_up_s = self._lateness.look(now)
+        if held_up_s > LATE_S:
+            self._late_log.warning(now, "the event loop was held up for %.1f s", held_up_s)
+        before, self._unconnected = self._unconnected, set()
+        for member in self._members.by_name.values():
+            member.outbox.put_if_idle(Kind.KEEPALIVE, 0, encode(None))
+            if member.outbox:
+                self._backlog.add(member.name)
+        # A second look at full pipes: that they have room again is an edge, which another call may have swallowed.
+        self._flush()
+        self._note_unconnected(before)
+
+    def _note_unconnected(self, before: set[str]) -> None:
+        """Whoever watches over a peer decides what its silence means; nobody does over those that only ask."""
+        names = self._members.by_name
+        self._unconnected &= names.keys()
+        for name in self._unconnected - before:
+            log.warning("%s has no connection", name)
+        for name in (before - self._unconnected) & names.keys():
+            log.info("%s is connected again", name)
+        for name in [name for name in self._unconnected if names[name].hello.kind == "admin"]:
+            self.drop(name, "it went")
+
+    def _refuse(self, route: bytes, name: str, op: int, reason: str) -> None:
+        """As far as it can be told at once; whoever does not hear it ends by its lease."""
+        self._send(name, route, pack(0, Kind.REFUSAL, op, encode_reason(reason)))
+        self._members.note_refused(route)
 
     # receiving
 
-    async def receive(self) -> Inbound:
-        """The next thing that a peer said. While nobody receives, at most ``queue_messages`` are held and then
-        the socket is not read, so that senders wait."""
-        while not self._inbound:
-            self._arrived.clear()
-            await self._arrived.wait()
-        inbound = self._inbound.popleft()
-        if len(self._inbound) < self._queue_messages // 2:
-            self._wire.resume()
-        return inbound
+    def _poll(self) -> None:
+        self._port.poll()
 
-    def _put(self, inbound: Inbound) -> None:
-        self._inbound.append(inbound)
+    def _on_failure(self, error: Exception) -> None:
+        """A bug of ours in a callback: whoever receives gets it."""
+        self._failure = self._failure or error
         self._arrived.set()
-        if len(self._inbound) >= self._queue_messages:
-            self._wire.pause()
 
-    def _on_frames(self, parts: list[bytes]) -> None:
-        name = parts[0].decode(errors="replace")
-        delay_s = self.faults.delay_of(name)
-        if delay_s is None:
-            return
-        if delay_s:
-            asyncio.get_running_loop().call_later(delay_s, self._take, name, parts)
+    def _on_frames(self, frames: list[bytes]) -> None:
+        route, frame = frames[0], frames[1] if len(frames) == 2 else b""
+        if self.faults.active and (member := self._members.at(route)) is not None:
+            self.faults.arrive(member.name, lambda: self._take(route, frame))
         else:
-            self._take(name, parts)
+            self._take(route, frame)
 
-    def _take(self, name: str, parts: list[bytes]) -> None:
+    def _take(self, route: bytes, frame: bytes) -> None:
+        member = self._members.at(route)
         try:
-            if len(parts) != 2:
-                raise MalformedError(f"{len(parts)} parts instead of 2")
-            self._dispatch(name, parts[0], self._codec.open(parts[1]))
+            envelope = self._reader.envelope(frame)
         except MalformedError as error:
-            self.num_malformed += 1
-            if self.num_malformed == 1:  # once: a broken peer must not fill the log
-                log.warning("malformed message from %s: %s (more are only counted)", name, error)
-
-    def _dispatch(self, name: str, identity: bytes, envelope: Envelope) -> None:
-        if envelope.kind == Kind.HELLO:
-            self._greet(name, identity, self._codec.message(envelope))
+            self._malformed(repr(route) if member is None else member.name, error)
+            if member is not None:
+                self._lose(member, f"sent a frame that is none: {error}")
             return
-        peer = self._peers.get(name)
-        if peer is None:
-            self.num_stale += 1
+        if member is None:
+            self._stranger(route, envelope)
+        elif envelope.sequence != member.expected:
+            hole = f"frame {envelope.sequence} came where {member.expected} was due"
+            self._lose(member, f"{hole}: some were lost")
+        else:
+            member.expected += 1
+            member.last_heard = self.clock.now()
+            self._understand(member, envelope)
+
+    def _understand(self, member: Member, envelope: Envelope) -> None:
+        kind, op = envelope.kind, envelope.op
+        try:
+            message = self._reader.body(envelope)
+        except MalformedError as error:
+            self._malformed(member.name, error)
+            if kind is Kind.ASK:
+                self._answer(member, Kind.ERROR, op, encode_failure(error))
+            elif kind is not Kind.TELL:
+                self._asks.refute(member.name, op, error)
             return
-        peer.heard_s = self._clock.now()
-        if envelope.kind == Kind.TELL:
-            self._put(Told(name, self._codec.message(envelope)))
-        elif envelope.kind == Kind.ASK:
-            self._put(Asked(name, self._codec.message(envelope), self._replier(name, envelope.op)))
-        elif envelope.kind == Kind.REPLY:
-            self._asks.answer(envelope.op, name, self._codec.message(envelope))
-        elif envelope.kind == Kind.ERROR:
-            kind, text = self._codec.error(envelope)
-            self._asks.answer(envelope.op, name, RemoteError(f"{kind}: {text}"))
+        if kind is Kind.REPLY or kind is Kind.ERROR:
+            self._asks.settle(member.name, op, message)
+        elif kind is Kind.TELL:
+            self._deliver(Told(member.name, message))
+        elif isinstance(message, Hello):
+            self._answer(member, Kind.REPLY, op, encode(Ack()))  # it had not seen the first answer yet
+        else:
+            self._deliver(self._asked(member, op, message))
 
-    def _replier(self, name: str, op: int) -> Callable[[Any], None]:
-        def reply(message: Any) -> None:
-            if name in self._peers:
-                self._send(name, self._codec.encode(Kind.REPLY, op, message))
+    def _asked(self, member: Member, op: int, message: msgspec.Struct) -> Asked:
+        def reply(answer: msgspec.Struct) -> None:
+            self._answer(member, Kind.REPLY, op, encode_bounded(answer, self._max_frame_bytes))
 
-        return reply
+        def fail(error: Exception) -> None:
+            self._answer(member, Kind.ERROR, op, encode_failure(error))
 
-    def _greet(self, name: str, identity: bytes, hello: Hello) -> None:
-        refusal = self._refusal(name, hello)
-        if refusal:
-            log.warning("hello of %s refused: %s", name, refusal)
-            self._wire.send([identity, self._codec.encode(Kind.REFUSED, 0, refusal)])
+        return Asked(member.name, message, reply, fail)
+
+    def _deliver(self, item: Inbound) -> None:
+        self._inbound.append(item)
+        self._arrived.set()
+        self._ear.mind(len(self._inbound))
+
+    # coming and going
+
+    def _stranger(self, route: bytes, envelope: Envelope) -> None:
+        try:
+            message = self._reader.body(envelope) if envelope.kind is Kind.ASK else None
+        except MalformedError as error:
+            self._malformed(repr(route), error)
             return
-        known = name in self._peers
-        if not known:
-            self._peers[name] = _Peer(hello, identity, self._clock.now())
-        self._try(self._peers[name], self._codec.encode(Kind.WELCOME, 0))
-        if not known:
-            log.info("%s joined from %s, pid %d", name, hello.host, hello.pid)
-            self._put(Joined(name, hello))
+        if isinstance(message, Hello):
+            self._greet(route, envelope, message)
+            return
+        self.counters.stale_messages += 1
+        if self._members.note_refused(route):
+            self._refuse(route, "", envelope.op, "it is not known here: it did not say hello, or was dropped")
 
-    def _refusal(self, name: str, hello: Hello) -> str:
-        if not isinstance(hello, Hello):
-            return "the first message must be a Hello"
-        if hello.run_id != self._run_id:
-            return f"this is run {self._run_id}, not {hello.run_id}"
-        if name != f"{hello.kind}.{hello.slot}.{hello.incarnation}":
-            return f"{name} says that it is {hello.kind}.{hello.slot}.{hello.incarnation}"
-        known = self._peers.get(name)
-        if name in self._dropped:
-            return f"{name} was given up; only a new incarnation may join"
-        if known is not None and (known.hello.pid, known.hello.host) != (hello.pid, hello.host):
-            return f"{name} is here already, pid {known.hello.pid} on {known.hello.host}"
-        return ""
+    def _greet(self, route: bytes, envelope: Envelope, hello: Hello) -> None:
+        name, now = peer_name(hello), self.clock.now()
+        reason = self._members.objection(hello)
+        if reason:
+            self.counters.refused += 1
+            whence = f"pid {hello.pid} on {hello.host}"
+            self._refused_log.warning(now, "%s (%s) refused: %s", name, whence, reason)
+            self._refuse(route, name, envelope.op, reason)
+            return
+        outbox = Outbox(name, lambda frame: self._send(name, route, frame), self._queue_messages)
+        member = Member(name, route, hello, outbox, now, envelope.sequence + 1)
+        self._members.add(member)
+        self._post(member, Kind.REPLY, envelope.op, encode(Ack()))
+        log.info("%s joined: pid %d on %s", name, hello.pid, hello.host)
+        self._deliver(Joined(name, hello))
 
-    # peers
+    def _lose(self, member: Member, reason: str) -> None:
+        self.counters.lost_peers += 1
+        log.warning("%s lost: %s", member.name, reason)
+        self.drop(member.name, reason)
+        self._deliver(Lost(member.name, reason))
 
-    def peers(self) -> dict[str, Hello]:
-        return {name: peer.hello for name, peer in self._peers.items()}
-
-    def last_heard(self, peer: str) -> float:
-        """Time of the clock; KeyError for who is not here."""
-        return self._peers[peer].heard_s
-
-    @property
-    def num_late_replies(self) -> int:
-        return self._asks.num_late
-
-    def drop(self, peer: str, reason: str) -> None:
-        """Forget a peer for good: its asks fail, its queue goes, its messages are stale. Harmless twice."""
-        if self._peers.pop(peer, None) is not None:
-            log.info("%s dropped: %s", peer, reason)
-        self._dropped.add(peer)
-        self._asks.fail(peer, reason)
+    def _malformed(self, sender: str, error: MalformedError) -> None:
+        self.counters.malformed += 1
+        self._malformed_log.warning(self.clock.now(), "malformed frame from %s dropped: %s", sender, error)

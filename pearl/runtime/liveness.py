@@ -14,13 +14,12 @@ State = Literal["alive", "stuck", "dead"]
 
 
 class Lateness:
-    """How much of the time between two looks the looker was asleep. ``total_s`` only grows."""
+    """How much of the time between two looks the looker was asleep."""
 
     def __init__(self, period_s: float, now: float) -> None:
         self._period_s = period_s
         self._looked_at = now
         self._deaf_s = 0.0
-        self.total_s = 0.0
 
     def look(self, now: float, deaf_s: float = 0.0) -> float:
         """Call every period. ``deaf_s`` is the time, since the start, in which nothing was read though awake.
@@ -31,24 +30,25 @@ class Lateness:
         late = gap - self._period_s
         asleep = min(max(late if late > 0.1 else 0.0, deaf_s - self._deaf_s), gap)
         self._looked_at, self._deaf_s = now, deaf_s
-        self.total_s += asleep
         return asleep
 
 
 class Silence:
     """Seconds without a word from one side, without those in which the listener was asleep."""
 
-    def __init__(self, now: float, asleep_s: float = 0.0) -> None:
+    def __init__(self, now: float) -> None:
         self._since = now
-        self._asleep_s = asleep_s
 
-    def heard(self, at: float, asleep_s: float) -> None:
-        """``asleep_s``: the listener's ``Lateness.total_s`` so far. An older word changes nothing."""
-        if at > self._since:
-            self._since, self._asleep_s = at, asleep_s
+    def heard(self, at: float) -> None:
+        """An older word changes nothing."""
+        self._since = max(self._since, at)
 
-    def seconds(self, now: float, asleep_s: float) -> float:
-        return max(now - self._since - (asleep_s - self._asleep_s), 0.0)
+    def excuse(self, now: float, asleep_s: float) -> None:
+        """The listener slept for so long just before ``now``; what was heard since then stays as it is."""
+        self._since += min(asleep_s, max(now - self._since, 0.0))
+
+    def seconds(self, now: float) -> float:
+        return max(now - self._since, 0.0)
 
 
 class Limits(NamedTuple):
@@ -81,16 +81,11 @@ class Liveness:
         self._limits = limits
         self._lateness = Lateness(limits.heartbeat_period_s, now)
         self._peers: dict[str, _Peer] = {}
-
-    @property
-    def asleep_s(self) -> float:
-        """How long the judge itself slept, in all."""
-        return self._lateness.total_s
+        self.asleep_s = 0.0  # how long the judge itself slept, in all
 
     def add(self, peer: str, now: float, *, ready: bool = False) -> None:
-        """From its hello or, with ``ready`` later set by ``ready()``, under the limit of a start."""
-        asleep = self._lateness.total_s
-        self._peers[peer] = _Peer(Silence(now, asleep), Silence(now, asleep), Silence(now, asleep), ready=ready)
+        """From now on; unless ``ready``, the limit of a start holds until ``ready()`` is called."""
+        self._peers[peer] = _Peer(Silence(now), Silence(now), Silence(now), ready=ready)
 
     def ready(self, peer: str) -> None:
         """It has started: the limit of a start is over."""
@@ -102,7 +97,7 @@ class Liveness:
     def heard(self, peer: str, at: float) -> None:
         """Something came from it; peers that are not watched are ignored."""
         if peer in self._peers:
-            self._peers[peer].word.heard(at, self._lateness.total_s)
+            self._peers[peer].word.heard(at)
 
     def beat(self, peer: str, heartbeat: Heartbeat, at: float) -> None:
         self.heard(peer, at)
@@ -111,30 +106,38 @@ class Liveness:
             return
         moved = known.last is None or heartbeat.progress != known.last.progress
         if moved or heartbeat.busy or not heartbeat.pending:
-            known.progress.heard(at, self._lateness.total_s)
+            known.progress.heard(at)
         known.last = heartbeat
 
     def judge(self, now: float, deaf_s: float = 0.0) -> list[Verdict]:
         """Call every heartbeat period; ``deaf_s`` as in ``Hub.deaf_s``. Returns those that are not alive."""
-        self._lateness.look(now, deaf_s)
+        asleep_s = self._lateness.look(now, deaf_s)
+        self.asleep_s += asleep_s
+        self._excuse(now, asleep_s)
         verdicts = (self.state(peer, now) for peer in self._peers)
         return [verdict for verdict in verdicts if verdict.state != "alive"]
 
+    def _excuse(self, now: float, asleep_s: float) -> None:
+        for known in self._peers.values():
+            for silence in (known.started, known.word, known.progress):
+                silence.excuse(now, asleep_s)
+
     def state(self, peer: str, now: float) -> Verdict:
-        known, limits, asleep = self._peers[peer], self._limits, self._lateness.total_s
-        silent = known.word.seconds(now, asleep)
+        known, limits = self._peers[peer], self._limits
+        silent = known.word.seconds(now)
         if silent > limits.heartbeat_timeout_s:
             limit = f"runtime.heartbeat_timeout_s = {limits.heartbeat_timeout_s:g}"
             return Verdict(peer, "dead", f"silent for {silent:.1f} s, {limit}")
-        starting = known.started.seconds(now, asleep)
+        starting = known.started.seconds(now)
         if not known.ready and starting > limits.start_timeout_s:
             doing = f" ({known.last.busy})" if known.last is not None and known.last.busy else ""
             limit = f"runtime.start_timeout_s = {limits.start_timeout_s:g}"
             return Verdict(peer, "stuck", f"not ready after {starting:.1f} s{doing}, {limit}")
         if known.last is None or known.last.busy or not known.last.pending:
             return Verdict(peer, "alive", "")
-        still = known.progress.seconds(now, asleep)
+        still = known.progress.seconds(now)
         if still > limits.progress_timeout_s:
+            reason = f"{known.last.pending} pending, no progress for {still:.1f} s"
             limit = f"runtime.progress_timeout_s = {limits.progress_timeout_s:g}"
-            return Verdict(peer, "stuck", f"{known.last.pending} pending, no progress for {still:.1f} s, {limit}")
+            return Verdict(peer, "stuck", f"{reason}, {limit}")
         return Verdict(peer, "alive", "")

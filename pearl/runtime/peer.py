@@ -1,35 +1,62 @@
-"""A worker's end of the actor runtime: a DEALER that serves one coordinator until told to stop or left alone.
+"""A peer's side of its conversation with the coordinator: hello, heartbeats, a handler, a lease.
 
-Tells are handled one at a time, in order; asks are started in that same order and then run side by side, bounded.
-A handler's error is the answer to the ask that met it and ends nothing else. The coordinator's silence for
-``lease_s`` ends the peer: what it would still do belongs to nobody.
+Tells are handled one after another in the order they came, asks each in a task of its own. The peer ends itself when
+the coordinator has not been heard for the length of its lease: what the coordinator took for dead must not go on.
 """
 
 import asyncio
+import contextlib
 import logging
+import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
 import zmq
 
 from pearl.runtime.asks import Asks
-from pearl.runtime.codec import Codec, Envelope, Kind, MalformedError
-from pearl.runtime.errors import QueueFullError, RemoteError
-from pearl.runtime.hub import PIPE_MESSAGES
-from pearl.runtime.wire import Wire
-from pearl.state.messages.control import Heartbeat, Hello, Shutdown
+from pearl.runtime.clock import Clock, MonotonicClock
+from pearl.runtime.codec import Envelope, FrameReader, Kind, encode, encode_bounded, encode_failure
+from pearl.runtime.errors import (
+    FrameTooLargeError,
+    MalformedError,
+    PeerGoneError,
+    QueueFullError,
+    RefusedError,
+    RemoteError,
+)
+from pearl.runtime.faults import Faults
+from pearl.runtime.limited_log import LimitedLog
+from pearl.runtime.liveness import Lateness, Silence
+from pearl.runtime.membership import peer_name
+from pearl.runtime.supervisor import supervise
+from pearl.runtime.transport import Ear, Outbox, Port
+from pearl.state.messages.control import Ack, Heartbeat, Hello, Shutdown
 
-HELLO_PERIOD_S = 0.2  # until it is acknowledged
-MAX_ASKS = 1024
-"""Asks of the coordinator served side by side; the next waits in the queue, which stops the socket when full."""
+__all__ = ["FrameTooLargeError", "Handler", "Peer", "PeerGoneError", "RefusedError", "RemoteError"]
 
 log = logging.getLogger(__name__)
 
-Handler = Callable[[Any], Awaitable[Any]]
+COORDINATOR = "coordinator"
+HELLO_PERIOD_S = 1.0  # a hello that was not answered is said again
+EXPECTED_ERRORS = (ValueError, TimeoutError, RemoteError)  # of a handler: an answer, not a bug
+Handler = Callable[[Any], Awaitable[msgspec.Struct | None]]
 
 
 class Peer:
+    """Call ``run`` once; ``tell`` and ``ask`` work from the hello's answer to the end of ``run``, and wait before.
+
+    Args:
+        messages: the tagged struct types the coordinator may send, as a union.
+        handler: gets what is told, one message at a time and therefore quick, and what is asked, each in its own task;
+            what it returns is the answer (None = Ack). What it raises when asked is answered as an error, when told
+            it ends the peer.
+        heartbeat: called on the event loop every ``heartbeat_period_s``.
+        queue_messages: bound of what waits to be sent, of what was told and is not handled, and of open asks. When
+            one of the latter two is reached the socket is not read, answers included.
+    """
+
     def __init__(
         self,
         address: str,
@@ -42,207 +69,282 @@ class Peer:
         lease_s: float,
         queue_messages: int,
         max_frame_bytes: int,
-        ends_on_shutdown: bool = True,
+        clock: Clock | None = None,
     ) -> None:
+        self.clock: Clock = MonotonicClock() if clock is None else clock
+        self.name = peer_name(hello)
+        self.faults = Faults(self.clock)
+        self.malformed = 0
         self._address = address
         self._hello = hello
-        self._codec = Codec(messages, max_frame_bytes)
         self._handler = handler
         self._heartbeat = heartbeat
-        self._heartbeat_period_s = heartbeat_period_s
+        self._period_s = heartbeat_period_s
         self._lease_s = lease_s
         self._queue_messages = queue_messages
-        self._ends_on_shutdown = ends_on_shutdown
-        self._asks = Asks()
-        self._inbound: deque[Envelope] = deque()
-        self._arrived = asyncio.Event()
-        self._outbound: deque[bytes] = deque()
-        self._room = asyncio.Event()
-        self._slots = asyncio.Semaphore(MAX_ASKS)
-        self._welcomed = asyncio.Event()
+        self._max_frame_bytes = max_frame_bytes
+        self._reader = FrameReader(messages | Shutdown | Ack, max_frame_bytes)
+        self._asks = Asks(self.clock, self._poll)
+        self._outbox = Outbox(COORDINATOR, self._send, queue_messages)
+        self._room = asyncio.Event()  # the outbox is not full, or the peer has ended
+        self._expected = 0  # sequence number of the next frame
+        self._tells: deque[msgspec.Struct] = deque()
+        self._told = asyncio.Event()
+        self._group: asyncio.TaskGroup | None = None
+        self._num_asked = 0  # asks being handled
+        self._joined = asyncio.Event()  # let in, or ended before
         self._ended = asyncio.Event()
-        self._reason = ""
-        self._heard_s = 0.0
-        self._wire: Wire | None = None
+        self._outcome: str | Exception = ""
+        self._open: tuple[Port, Ear] | None = None
+        self._silence = Silence(0.0)
+        self._malformed_log = LimitedLog(log)
 
     @property
-    def name(self) -> str:
-        return f"{self._hello.kind}.{self._hello.slot}.{self._hello.incarnation}"
-
-    # life
+    def late_replies(self) -> int:
+        return self._asks.late_replies
 
     async def run(self) -> str:
-        """Say hello and serve; returns why it ended. Cancelling it closes the connection."""
-        loop = asyncio.get_running_loop()
-        context = zmq.Context()
-        socket = context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.IDENTITY, self.name.encode())
-        socket.setsockopt(zmq.SNDHWM, PIPE_MESSAGES)
-        socket.setsockopt(zmq.RCVHWM, PIPE_MESSAGES)
-        socket.setsockopt(zmq.MAXMSGSIZE, self._codec.max_frame_bytes)
-        socket.connect(self._address)
-        self._wire = Wire(socket, self._on_frames)
-        self._wire.on_writable = self._flush
-        self._heard_s = loop.time()
+        """Serve until told to shut down, dropped, or out of the lease; returns which.
+
+        Raises:
+            RefusedError: the coordinator does not let it in.
+            TaskFailedError: the handler raised on something told, or the heartbeat did.
+            ValueError: the address is none.
+        """
+        assert self._open is None, "a peer runs once"
+        port = Port(zmq.DEALER, self._max_frame_bytes, self._on_frames, self._flush, self._finish)
+        self._open = port, Ear(port, self.clock, self._queue_messages)
+        # The route is this process's own: another process under the same name is told apart, and told so.
+        route = f"{self.name}.{secrets.token_hex(8)}"
+        port.connect(self._address, route.encode())
+        self._silence = Silence(self.clock.now())
         try:
-            async with asyncio.TaskGroup() as tasks:
-                serving = [
-                    tasks.create_task(self._introduce(), name="hello and heartbeat"),
-                    tasks.create_task(self._serve(tasks), name="serve"),
-                    tasks.create_task(self._keep_lease(), name="lease"),
-                ]
-                await self._ended.wait()
-                for task in serving:
-                    task.cancel()
+            await supervise(
+                {
+                    "conversation": self._converse(),
+                    "heartbeat": self._beat(),
+                    "tells": self._serve_tells(),
+                    "asks": self._serve_asks(),
+                }
+            )
         finally:
-            self._flush()
-            self._wire.close()
-            self._wire = None
-            self._asks.fail(self.name, self._reason or "the connection is closed")
-            await loop.run_in_executor(None, context.term)  # bounded by the linger
-        return self._reason
+            self._finish("stopped")
+            port.close()
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        return self._outcome
 
-    def end(self, reason: str) -> None:
-        """Have ``run`` return; the first reason counts."""
-        self._reason = self._reason or reason
-        self._ended.set()
+    # speaking
 
-    async def _introduce(self) -> None:
-        hello = self._codec.encode(Kind.HELLO, 0, self._hello)
-        while not self._welcomed.is_set():
-            assert self._wire is not None
-            self._wire.send([hello])
-            try:
-                async with asyncio.timeout(HELLO_PERIOD_S):
-                    await self._welcomed.wait()
-            except TimeoutError:
-                continue
-        self._flush()
-        while True:
-            self._post(self._codec.encode(Kind.TELL, 0, self._heartbeat()))
-            await asyncio.sleep(self._heartbeat_period_s)
+    async def tell(self, message: msgspec.Struct) -> None:
+        """Send after everything sent before; waits while the coordinator does not take its messages.
 
-    async def _keep_lease(self) -> None:
-        """Time in which this loop itself was not running does not count against the coordinator."""
-        loop = asyncio.get_running_loop()
-        period = min(1.0, self._lease_s / 4)
-        left = self._lease_s
-        heard = self._heard_s
-        while left > 0:
-            await asyncio.sleep(period)
-            if self._heard_s != heard:
-                heard = self._heard_s
-                left = self._lease_s - (loop.time() - heard)
-            else:
-                left -= period
-        self.end(f"nothing was heard from the coordinator for {self._lease_s:g} s")
+        Raises:
+            PeerGoneError: the peer has ended.
+            FrameTooLargeError: (a ValueError) names the limit.
+        """
+        await self._put(Kind.TELL, 0, encode_bounded(message, self._max_frame_bytes))
 
-    # sending
+    async def ask(self, message: msgspec.Struct, *, deadline_s: float) -> msgspec.Struct:
+        """Send and wait for the answer.
 
-    async def tell(self, message: Any) -> None:
-        """Queue a message; waits while the queue is full."""
-        frame = self._codec.encode(Kind.TELL, 0, message)
-        while len(self._outbound) >= self._queue_messages and not self._ended.is_set():
+        Raises:
+            TimeoutError: no answer within ``deadline_s``.
+            RemoteError: the coordinator could not answer.
+            PeerGoneError, FrameTooLargeError: see ``tell``.
+        """
+        body = encode_bounded(message, self._max_frame_bytes)
+        name, began = type(message).__name__, self.clock.now()
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._wait_for_room()
+        except TimeoutError:
+            raise TimeoutError(f"{COORDINATOR} took no {name} within {deadline_s:g} s") from None
+        left_s = max(deadline_s - (self.clock.now() - began), 0.0)
+        reply: msgspec.Struct = await self._asks.ask(
+            COORDINATOR, name, left_s, lambda op: self._outbox.put(Kind.ASK, op, body)
+        )
+        return reply
+
+    async def _put(self, kind: Kind, op: int, body: bytes) -> None:
+        await self._wait_for_room()
+        self._outbox.put(kind, op, body)
+
+    async def _wait_for_room(self) -> None:
+        await self._joined.wait()
+        while self._outbox.is_full and not self._ended.is_set():
             self._room.clear()
             await self._room.wait()
-        self._post(frame)
+        if self._ended.is_set():
+            raise PeerGoneError(f"{self.name} has ended: {self._outcome}")
 
-    async def ask(self, message: Any, *, deadline_s: float) -> Any:
-        """The coordinator's answer. TimeoutError, RemoteError, QueueFullError, PeerGoneError."""
-        if len(self._outbound) >= self._queue_messages:
-            raise QueueFullError(f"the coordinator does not read: {len(self._outbound)} messages wait")
-        op, future = self._asks.begin(self.name)
-        try:
-            self._post(self._codec.encode(Kind.ASK, op, message))
-        except BaseException:
-            self._asks.cancel(op)
-            raise
-        return await self._asks.wait(op, future, type(message).__name__, deadline_s)
-
-    def _post(self, frame: bytes) -> None:
-        self._outbound.append(frame)
-        self._flush()
+    def _send(self, frame: bytes) -> bool:
+        if self.faults.active:
+            if self.faults.is_cut(COORDINATOR):
+                return False
+            if self.faults.loses(COORDINATOR, "out"):
+                return True
+        return self._port.try_send((frame,))
 
     def _flush(self) -> None:
-        if self._wire is None or not self._welcomed.is_set():
-            return
-        while self._outbound and self._wire.send([self._outbound[0]]):
-            self._outbound.popleft()
-        if len(self._outbound) < self._queue_messages:
+        self._outbox.flush()
+        if not self._outbox.is_full:
             self._room.set()
 
-    # receiving
+    @property
+    def _port(self) -> Port:
+        assert self._open is not None, "the peer does not run"
+        return self._open[0]
 
-    def _on_frames(self, parts: list[bytes]) -> None:
-        self._heard_s = asyncio.get_running_loop().time()
-        try:
-            self._dispatch(self._codec.open(parts[-1]))
-        except MalformedError as error:
-            log.warning("malformed message from the coordinator: %s", error)
+    @property
+    def _ear(self) -> Ear:
+        assert self._open is not None, "the peer does not run"
+        return self._open[1]
 
-    def _dispatch(self, envelope: Envelope) -> None:
-        match envelope.kind:
-            case Kind.TELL | Kind.ASK:
-                self._inbound.append(envelope)
-                self._arrived.set()
-                if len(self._inbound) >= self._queue_messages and self._wire is not None:
-                    self._wire.pause()
-            case Kind.REPLY:
-                self._asks.answer(envelope.op, self.name, self._codec.message(envelope))
-            case Kind.ERROR:
-                kind, text = self._codec.error(envelope)
-                self._asks.answer(envelope.op, self.name, RemoteError(f"{kind}: {text}"))
-            case Kind.WELCOME:
-                self._welcomed.set()
-            case Kind.REFUSED:
-                self.end(f"refused: {self._codec.text(envelope)}")
-            case _:
-                pass  # a keepalive has done its work by arriving
+    # hello, heartbeat, lease, end
 
-    async def _serve(self, tasks: asyncio.TaskGroup) -> None:
+    async def _converse(self) -> None:
+        """Say hello until it is answered, then wait for the end."""
+        while not self._joined.is_set():
+            try:
+                await self._asks.ask(COORDINATOR, "Hello", HELLO_PERIOD_S, self._say_hello)
+                self._joined.set()
+            except TimeoutError:
+                log.info("%s: no answer from %s yet", self.name, self._address)
+            except PeerGoneError:
+                break  # ended meanwhile
+        await self._ended.wait()
+
+    def _say_hello(self, op: int) -> None:
+        self._outbox.put_if_idle(Kind.ASK, op, encode(self._hello))
+
+    async def _beat(self) -> None:
+        lateness = Lateness(self._period_s, self.clock.now())
         while True:
-            while not self._inbound:
-                self._arrived.clear()
-                await self._arrived.wait()
-            envelope = self._inbound.popleft()
-            if len(self._inbound) < self._queue_messages // 2 and self._wire is not None:
-                self._wire.resume()
-            await self._begin(envelope, tasks)
+            self._poll()
+            now = self.clock.now()
+            self._silence.excuse(now, lateness.look(now, self._ear.deaf_s))
+            silent_s = self._silence.seconds(now)
+            if silent_s > self._lease_s:
+                self._finish(f"lease lost: the coordinator was silent for {silent_s:.1f} s")
+            if self._joined.is_set():
+                self._outbox.put_if_idle(Kind.TELL, 0, encode(self._heartbeat()))
+            self._flush()
+            await self.clock.sleep(self._period_s)
 
-    async def _begin(self, envelope: Envelope, tasks: asyncio.TaskGroup) -> None:
+    def _finish(self, outcome: str | Exception) -> None:
+        """The end, and why; only the first counts."""
+        if self._ended.is_set():
+            return
+        self._outcome = outcome
+        self._ended.set()
+        self._asks.fail(COORDINATOR, f"{self.name} ends: {outcome}")
+        self._joined.set()
+        self._room.set()
+
+    # hearing
+
+    def _poll(self) -> None:
+        self._port.poll()
+
+    def _on_frames(self, frames: list[bytes]) -> None:
+        frame = b"".join(frames)
+        if self.faults.active:
+            self.faults.arrive(COORDINATOR, lambda: self._take(frame))
+        else:
+            self._take(frame)
+
+    def _take(self, frame: bytes) -> None:
+        if self._ended.is_set():
+            return
         try:
-            message = self._codec.message(envelope)
+            envelope = self._reader.envelope(frame)
+            if envelope.kind is Kind.REFUSAL:
+                self._refused(self._reader.reason(envelope))
+                return
         except MalformedError as error:
-            log.warning("malformed message from the coordinator: %s", error)
-            if envelope.kind == Kind.ASK:
-                self._answer_error(envelope.op, error)
+            self._finish(f"the coordinator sent a frame that is none: {error}")
             return
-        if envelope.kind == Kind.ASK:
-            await self._slots.acquire()
-            tasks.create_task(self._answer(envelope.op, message), name=type(message).__name__)
+        if envelope.sequence != self._expected:
+            self._finish(f"frame {envelope.sequence} came where {self._expected} was due: some were lost")
             return
-        await self._take(message)
-        if isinstance(message, Shutdown) and self._ends_on_shutdown:
-            self.end(f"told to: {message.reason}")
+        self._expected += 1
+        self._silence.heard(self.clock.now())
+        if envelope.kind is not Kind.KEEPALIVE:
+            self._understand(envelope)
 
-    async def _take(self, message: Any) -> None:
+    def _refused(self, reason: str) -> None:
+        if self._joined.is_set():
+            self._finish(f"dropped by the coordinator: {reason}")
+        else:
+            self._finish(RefusedError(f"{self.name} is refused: {reason}"))
+
+    def _understand(self, envelope: Envelope) -> None:
+        kind, op = envelope.kind, envelope.op
         try:
-            await self._handler(message)
-        except Exception:
-            log.exception("%s could not be handled", type(message).__name__)
+            message = self._reader.body(envelope)
+        except MalformedError as error:
+            self._malformed(envelope, error)
+            return
+        if kind is Kind.REPLY or kind is Kind.ERROR:
+            self._asks.settle(COORDINATOR, op, message)
+        elif isinstance(message, Shutdown):
+            self._finish(f"shutdown: {message.reason}")
+        elif kind is Kind.TELL:
+            self._tells.append(message)
+            self._told.set()
+        else:
+            self._start_handling(op, message)
+        self._mind_load()
 
-    async def _answer(self, op: int, message: Any) -> None:
+    def _malformed(self, envelope: Envelope, error: MalformedError) -> None:
+        self.malformed += 1
+        self._malformed_log.warning(self.clock.now(), "malformed message dropped: %s", error)
+        if envelope.kind is Kind.ASK:
+            # When there is no room for the error, the asker's deadline tells it.
+            with contextlib.suppress(QueueFullError):
+                self._outbox.put(Kind.ERROR, envelope.op, encode_failure(error))
+        elif envelope.kind is not Kind.TELL:
+            self._asks.refute(COORDINATOR, envelope.op, error)
+
+    def _mind_load(self) -> None:
+        self._ear.mind(max(len(self._tells), self._num_asked))
+
+    # handling
+
+    async def _serve_tells(self) -> None:
+        while True:
+            while self._tells:
+                await self._handler(self._tells.popleft())
+                self._mind_load()
+            self._told.clear()
+            await self._told.wait()
+
+    async def _serve_asks(self) -> None:
+        """Owns the tasks that handle asks."""
+        async with asyncio.TaskGroup() as self._group:
+            await self._ended.wait()
+
+    def _start_handling(self, op: int, message: msgspec.Struct) -> None:
+        assert self._group is not None  # made before the hello can be answered
+        self._num_asked += 1
+        self._group.create_task(self._handle(op, message), name=type(message).__name__)
+
+    async def _handle(self, op: int, message: msgspec.Struct) -> None:
+        try:
+            kind, body = await self._answer(message)
+            with contextlib.suppress(PeerGoneError):  # ended: nobody waits for the answer
+                await self._put(kind, op, body)
+        finally:
+            self._num_asked -= 1
+            self._mind_load()
+
+    async def _answer(self, message: msgspec.Struct) -> tuple[Kind, bytes]:
         try:
             reply = await self._handler(message)
-            frame = self._codec.encode(Kind.REPLY, op, reply)
-        except Exception as error:
-            if not isinstance(error, ValueError | OSError | TimeoutError):
-                log.exception("%s failed", type(message).__name__)
-            self._answer_error(op, error)
-        else:
-            self._post(frame)
-        finally:
-            self._slots.release()
-
-    def _answer_error(self, op: int, error: Exception) -> None:
-        self._post(self._codec.encode(Kind.ERROR, op, (type(error).__name__, str(error))))
+            return Kind.REPLY, encode_bounded(Ack() if reply is None else reply, self._max_frame_bytes)
+        except EXPECTED_ERRORS as error:
+            return Kind.ERROR, encode_failure(error)
+        except Exception as error:  # a bug in handling one request must not take the others with it
+            log.exception("%s: %s raised", self.name, type(message).__name__)
+            return Kind.ERROR, encode_failure(error)

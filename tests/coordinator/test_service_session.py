@@ -1,0 +1,281 @@
+"""Whole runs of the service with the real core, hub, journal and token store, against a cluster in this process."""
+
+import asyncio
+import io
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from checker import check
+from cluster import (
+    RUN_ID,
+    Cluster,
+    FakeEnvironment,
+    FakeRollout,
+    FakeTraining,
+    read_lines,
+    small_config,
+    unpack,
+)
+
+from pearl.coordinator import replay, resuming
+from pearl.coordinator.console import Console
+from pearl.coordinator.run_files import RunFiles
+from pearl.coordinator.session import RunFailedError, Session
+from pearl.runtime.hub import Hub
+from pearl.state.commands import Finish
+from pearl.state.config import Config
+from pearl.state.messages.rollout import Generate
+
+
+class Life:
+    """One life of a run in ``run_dir``."""
+
+    def __init__(self, config: Config, run_dir: Path, cluster: Cluster, *, resume: bool = False) -> None:
+        self.cluster = cluster
+        self.stream = io.StringIO()
+        self.files = RunFiles(run_dir)
+        if not resume:
+            self.files.write_config(config)
+        begin = resuming.go_on if resume else resuming.begin
+        self.beginning = begin(config, self.files)
+        console = Console(self.stream, config.rollout.num_workers)
+        self.session = Session(config, RUN_ID, self.files, console, self.beginning, cluster)  # type: ignore[arg-type]
+        self.hub: Hub | None = None
+
+    async def run(self) -> Finish:
+        try:
+            async with asyncio.timeout(20), self.session.make_hub() as hub, asyncio.TaskGroup() as group:
+                self.hub = hub
+                cluster = group.create_task(self.cluster.run())
+                try:
+                    return await self.session.run(hub)
+                finally:
+                    cluster.cancel()
+        finally:
+            self.beginning.journal.close()
+            self.files.close()
+
+
+async def run_whole(
+    run_dir: Path, config: Config | None = None, prepare: Callable[[Cluster], None] | None = None
+) -> Life:
+    config = config or small_config()
+    cluster = Cluster(config)
+    if prepare is not None:
+        prepare(cluster)
+    life = Life(config, run_dir, cluster)
+    finish = await life.run()
+    assert finish.exit_code == 0, finish
+    assert check(run_dir) == []
+    assert replay.check(run_dir) is None
+    return life
+
+
+def once(act: Callable[[], None], at: int = 5) -> Callable[[Any], None]:
+    """Act at the call number ``at``."""
+    left = at
+
+    def count(_: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            act()
+
+    return count
+
+
+async def test_a_run_leaves_its_results_and_a_journal_that_replays(tmp_path: Path) -> None:
+    life = await run_whole(tmp_path)
+    summary = msgspec.json.decode((tmp_path / "summary.json").read_bytes())
+    assert summary["complete"]
+    assert summary["steps"] == 3
+    assert summary["error"] == ""
+    assert life.cluster.num_demonstrations == 300
+    kinds = [line["kind"] for line in read_lines(tmp_path / "metrics.jsonl")]
+    assert kinds.count("step") == 3
+    assert kinds.count("evaluation") == 2
+    assert "step   2  reward" in life.stream.getvalue()
+    assert "workers 2/2" in life.stream.getvalue()
+
+
+async def test_samples_hold_exactly_what_was_generated(tmp_path: Path) -> None:
+    life = await run_whole(tmp_path)
+    made = {request.trajectory: request for request in life.cluster.requests}
+    for version, samples in life.cluster.trained.items():
+        assert [sample.trajectory for sample in samples] == list(
+            range(version.step * 8, version.step * 8 + 8)
+        )
+        for sample in samples:
+            last = made[sample.trajectory]  # the context of the last turn begins the sample
+            assert sample.ids.startswith(last.ids)
+            assert len(sample.mask) == len(sample.current) == sample.num_tokens == len(sample.ids) // 4
+            assert sample.mask == bytes([0, 0, 0, 1, 1, 1, 0, 0, 1, 1, 1])
+            assert {value for value, flag in zip(sample.mask, sample.current, strict=True) if flag} <= {1}
+
+
+async def test_the_seed_of_a_trajectory_does_not_depend_on_the_attempt(tmp_path: Path) -> None:
+    life = await run_whole(tmp_path)
+    seeds: dict[int, set[int]] = {}
+    for request in life.cluster.requests:
+        seeds.setdefault(request.trajectory, set()).add(request.seed)
+    assert all(len(each) == 1 for each in seeds.values())
+    assert len({seed for each in seeds.values() for seed in each}) == len(seeds)
+
+
+async def test_a_killed_worker_is_replaced_and_its_tokens_accounted_for(tmp_path: Path) -> None:
+    def prepare(cluster: Cluster) -> None:
+        cluster.on_frame = once(lambda: cluster.kill("rollout.0.1"), at=20)
+
+    life = await run_whole(tmp_path, prepare=prepare)
+    assert "rollout.0.2" in life.cluster.started
+    summary = msgspec.json.decode((tmp_path / "summary.json").read_bytes())
+    assert summary["workers_lost"] == 1
+    assert summary["tokens_lost_unknown"] == 0
+
+
+async def test_a_dead_environment_worker_is_replaced_and_its_episodes_replayed(tmp_path: Path) -> None:
+    def prepare(cluster: Cluster) -> None:
+        die = once(lambda: cluster.kill("environment.0.1"), at=1)
+        cluster.on_step = lambda step: die(step) if step.turn == 1 else None
+
+    life = await run_whole(tmp_path, prepare=prepare)
+    assert "environment.0.2" in life.cluster.started
+    assert life.cluster.replayed > 0
+
+
+async def test_a_dead_trainer_restarts_from_its_checkpoint(tmp_path: Path) -> None:
+    def prepare(cluster: Cluster) -> None:
+        cluster.on_step = once(lambda: cluster.kill("training.0.1"), at=50)
+
+    life = await run_whole(tmp_path, prepare=prepare)
+    assert "training.0.2" in life.cluster.started
+    assert max(version.lineage for version in life.cluster.trained) == 1
+
+
+async def test_lp_02_a_bad_logprob_ends_only_its_attempt(tmp_path: Path) -> None:
+    bad = iter([math.nan, -math.inf])
+
+    def logprob(request: Generate, token: int) -> float:
+        return next(bad, -0.5) if request.trajectory in (3, 5) else -0.5
+
+    def prepare(cluster: Cluster) -> None:
+        cluster.logprob = logprob
+
+    life = await run_whole(tmp_path, prepare=prepare)
+    assert [name for name in life.cluster.started if name.startswith("rollout")] == [
+        "rollout.0.1",
+        "rollout.1.1",
+    ]
+    for samples in life.cluster.trained.values():
+        for sample in samples:
+            values = memoryview(sample.logprobs).cast("f")
+            assert all(math.isfinite(value) for value in values)
+
+
+async def test_a_hole_in_the_frames_of_a_worker_replaces_it(tmp_path: Path) -> None:
+    def prepare(cluster: Cluster) -> None:
+        def skip(worker: FakeRollout) -> None:
+            if worker.name == "rollout.1.1" and worker.sequence == 6:
+                worker.sequence += 1
+
+        cluster.on_frame = skip
+
+    life = await run_whole(tmp_path, prepare=prepare)
+    assert "rollout.1.2" in life.cluster.started
+
+
+async def test_ids_outside_the_vocabulary_mask_the_trajectory_only(tmp_path: Path) -> None:
+    def prepare(cluster: Cluster) -> None:
+        good = cluster.prompt
+        cluster.prompt = lambda task: b"\xff\xff\xff\x7f" if task == 1 else good(task)
+
+    life = await run_whole(tmp_path, prepare=prepare)
+    masked = [
+        line for line in read_lines(tmp_path / "trajectories.jsonl") if line["outcome"] == "infrastructure"
+    ]
+    assert {line["prompt"] for line in masked if line["evaluation"] is None} <= {1}
+    assert len(masked) >= 4
+    for samples in life.cluster.trained.values():
+        assert all(max(unpack(sample.ids), default=0) < 16 for sample in samples)
+
+
+async def test_a_stop_is_orderly_and_can_be_resumed(tmp_path: Path) -> None:
+    config = small_config()
+    cluster = Cluster(config)
+    life = Life(config, tmp_path, cluster)
+    cluster.on_step = once(lambda: life.session.request_stop(15), at=40)
+    finish = await life.run()
+    assert finish.exit_code == 143
+    assert not msgspec.json.decode((tmp_path / "summary.json").read_bytes())["complete"]
+    second = Life(config, tmp_path, Cluster(config), resume=True)
+    assert (await second.run()).exit_code == 0
+    assert check(tmp_path) == []
+    assert replay.check(tmp_path) is None
+    assert second.cluster.num_demonstrations == 0  # the trainer came from its checkpoint
+
+
+class DeathError(Exception):
+    """The coordinator's own end, at a chosen point."""
+
+
+@pytest.mark.parametrize("is_journalled", [True, False])
+@pytest.mark.parametrize("at", [3, 11, 25, 40])
+async def test_ck_01_a_coordinator_that_dies_anywhere_is_resumed_without_loss(
+    tmp_path: Path, at: int, is_journalled: bool
+) -> None:
+    """It dies with tokens stored but not journalled, or with an event journalled whose commands did not run."""
+
+    def die() -> None:
+        raise DeathError
+
+    config = small_config()
+    life = Life(config, tmp_path, Cluster(config))
+    die_in_time, append = once(die, at), life.beginning.journal.append
+
+    def dying_append(entries: Any) -> None:
+        if is_journalled:
+            append(entries)
+        die_in_time(None)
+        if not is_journalled:
+            append(entries)
+
+    life.beginning.journal.append = dying_append  # type: ignore[method-assign]
+    with pytest.raises(ExceptionGroup) as raised:
+        await life.run()
+    assert raised.group_contains(DeathError)
+    second = Life(config, tmp_path, Cluster(config), resume=True)
+    assert (await second.run()).exit_code == 0
+    assert check(tmp_path) == []
+    assert replay.check(tmp_path) is None
+
+
+async def test_what_fails_before_the_core_runs_is_said_with_its_log(tmp_path: Path) -> None:
+    class Broken(FakeEnvironment):
+        async def run(self) -> None:
+            self.log_tail = "[rank0.log]\nImportError: no module named games"
+
+    config = small_config()
+    cluster = Cluster(config)
+    cluster.kinds["environment"] = Broken
+    with pytest.raises(ExceptionGroup) as raised:
+        await Life(config, tmp_path, cluster).run()
+    assert raised.group_contains(
+        RunFailedError, match=r"did not start.*ImportError: no module named games.*log"
+    )
+
+
+async def test_a_trainer_that_cannot_start_ends_the_run_with_its_reason(tmp_path: Path) -> None:
+    class Broken(FakeTraining):
+        async def handle(self, message: Any) -> Any:
+            raise ValueError("the model has no attention")
+
+    config = small_config()
+    cluster = Cluster(config)
+    cluster.kinds["training"] = Broken
+    finish = await Life(config, tmp_path, cluster).run()
+    assert finish.exit_code == 1
+    assert "the model has no attention" in finish.error
