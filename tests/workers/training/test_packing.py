@@ -84,7 +84,7 @@ def test_tk_04_gradient_reaches_no_logit_of_a_tool_token() -> None:
     def keep(module: torch.nn.Module, into: object, out: tuple[torch.Tensor, ...]) -> None:
         seen.append(out[0][0])
 
-    model.get_submodule("lm_head").register_full_backward_hook(keep)  # type: ignore[arg-type]
+    model.get_submodule("lm_head").register_full_backward_hook(keep)
     torch.autograd.backward(score_all(model, [sample], 1.0).logprobs_M.sum())
     # Logits exist only for the nine generated tokens, each pulled up at its own id.
     assert seen[0].shape[0] == 9
