@@ -38,6 +38,7 @@ class EnvironmentSpec(msgspec.Struct, frozen=True):
     num_train_tasks: int  # 0 = unbounded
     num_evaluation_tasks: int
     can_restore: bool  # replaying the same actions gives the same observations
+    cut_id: int | None = None  # put where a too long observation was shortened
 
 
 class Environment(Protocol):
