@@ -32,8 +32,8 @@ from pearl.state.weights import Version
 from pearl.workers.links.mapped import MappedImage
 
 PEER = "training.0.1"
-START_S = 45.0
-ANSWER_S = 20.0
+START_S = 100.0  # two ranks and their launcher import torch; on busy cores that takes a while
+ANSWER_S = 40.0
 Messages = Hello | Heartbeat | Ack | StartTrainingReply | TrainStepReply
 
 
@@ -77,7 +77,7 @@ async def ask(hub: Hub, message: Any) -> Any:
     return await hub.ask(PEER, message, deadline_s=ANSWER_S)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(180)
 async def test_two_ranks_start_train_publish_and_leave(tmp_path: Path) -> None:
     warm = msgspec.structs.replace(CONFIG.warm_start, num_steps=2, batch_size=4, num_demonstrations=8)
     config = msgspec.structs.replace(with_training(num_ranks=2), warm_start=warm)
@@ -102,7 +102,8 @@ async def test_two_ranks_start_train_publish_and_leave(tmp_path: Path) -> None:
             assert await process.wait() == 0
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 async def test_a_rank_that_dies_ends_the_world_and_the_next_restores(tmp_path: Path) -> None:
     config = with_training(num_ranks=2)
     samples = make_samples(6)
