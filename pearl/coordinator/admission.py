@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pearl.coordinator.environments import Environments
 from pearl.coordinator.frames import BrokenFrameError, Frames
 from pearl.coordinator.inbox import Frame, Item, Observed
+from pearl.runtime.clock import Clock
+from pearl.runtime.limited_log import LimitedLog
 from pearl.runtime.token_store import TokenStore
 from pearl.state import events
 from pearl.state.ids import AttemptId, Incarnation, Slot
@@ -25,6 +27,7 @@ class Admission:
         frames: Frames,
         environments: Environments,
         vocabulary_size: int,
+        clock: Clock,
         condemn: Callable[[Slot, Incarnation, str], None],
         abort: Callable[[Slot, Incarnation, AttemptId], None],
     ) -> None:
@@ -32,6 +35,8 @@ class Admission:
         self._frames = frames
         self._environments = environments
         self._vocabulary_size = vocabulary_size
+        self._clock = clock
+        self._error_log = LimitedLog(log, period_s=5.0)
         self._condemn = condemn
         self._abort = abort
 
@@ -54,7 +59,15 @@ class Admission:
             return None
         for attempt in ended:
             self._abort(frame.slot, frame.incarnation, attempt)
+        if event is not None:
+            self._log_errors(event)
         return event
+
+    def _log_errors(self, event: events.TokensStreamed) -> None:
+        for delta in event.deltas:
+            if delta.finish == "error":
+                now, name = self._clock.now(), f"rollout.{event.slot}.{event.incarnation}"
+                self._error_log.warning(now, "%s: attempt %d failed: %s", name, delta.attempt, delta.error)
 
     def _observed(self, item: Observed) -> events.AnyEvent:
         event = item.event

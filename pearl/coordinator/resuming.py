@@ -10,6 +10,9 @@ from pearl.runtime.journal import Journal
 from pearl.state import commands
 from pearl.state.config import Config
 
+SEGMENT_BYTES = 8 << 20
+"""Of the journal: what a resume has to replay at most, a second or two of it."""
+
 
 class Beginning(NamedTuple):
     core: Coordinator
@@ -26,14 +29,15 @@ class FinishedError(Exception):
         self.finish = finish
 
 
-def begin(config: Config, files: RunFiles) -> Beginning:
+def begin(config: Config, files: RunFiles, segment_bytes: int = SEGMENT_BYTES) -> Beginning:
     """A fresh core with a new journal. ValueError when the directory holds a journal already."""
     core = Coordinator(config)
     files.mark(0, 0.0)
-    return Beginning(core, Journal.create(files.journal, core.snapshot()), 0.0, True)
+    fresh = Journal.create(files.journal, core.snapshot(), segment_bytes=segment_bytes)
+    return Beginning(core, fresh, 0.0, True)
 
 
-def go_on(config: Config, files: RunFiles) -> Beginning:
+def go_on(config: Config, files: RunFiles, segment_bytes: int = SEGMENT_BYTES) -> Beginning:
     """The core after the last journalled event, and the result files as they were meant to be then.
 
     Raises:
@@ -52,7 +56,7 @@ def go_on(config: Config, files: RunFiles) -> Beginning:
         raise FinishedError(finish)
     first_entry = segment.opening.first_entry + len(segment.entries)
     files.mark(first_entry, now)
-    continued = Journal.open_for_append(files.journal, core.snapshot())
+    continued = Journal.open_for_append(files.journal, core.snapshot(), segment_bytes=segment_bytes)
     return Beginning(core, continued, now, first_entry == 0)
 
 

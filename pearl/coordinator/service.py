@@ -145,11 +145,7 @@ class Service:
 
     def _conclude(self, finish: Finish) -> int:
         assert self._session is not None
-        summary = finish.summary
         error = self._session.failure or finish.error
-        self._console.say(
-            f"{summary.get('steps')} steps in {summary.get('seconds', 0.0):.1f} s; {self._run_dir}"
-        )
         if not error:
             return finish.exit_code
         if not self._session.failure and finish.exit_code >= 128:

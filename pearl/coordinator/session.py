@@ -148,7 +148,13 @@ class Session:
         )
         performer = Performer(store, frames, environments, workers, trainer, self._files, self._console)
         admission = Admission(
-            store, frames, environments, described.vocabulary_size, workers.condemn, workers.abort
+            store,
+            frames,
+            environments,
+            described.vocabulary_size,
+            self._clock,
+            workers.condemn,
+            workers.abort,
         )
         beginning = self._beginning
         driver = Driver(

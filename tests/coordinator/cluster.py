@@ -177,7 +177,7 @@ class FakeTraining(Group):
 
 class FakeEnvironment(Group):
     kind = "environment"
-    messages = environment.EnvironmentMessage
+    messages = environment.EnvironmentMessage | control.StatusReply
 
     def __init__(self, cluster: "Cluster", name: str) -> None:
         super().__init__(cluster, name)

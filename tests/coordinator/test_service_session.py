@@ -3,6 +3,7 @@
 import asyncio
 import io
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,22 +27,32 @@ from pearl.coordinator.console import Console
 from pearl.coordinator.run_files import RunFiles
 from pearl.coordinator.session import RunFailedError, Session
 from pearl.runtime.hub import Hub
+from pearl.state import events
 from pearl.state.commands import Finish
-from pearl.state.config import Config
+from pearl.state.config import Config, RuntimeConfig
+from pearl.state.messages import control, environment
 from pearl.state.messages.rollout import Generate
 
 
 class Life:
     """One life of a run in ``run_dir``."""
 
-    def __init__(self, config: Config, run_dir: Path, cluster: Cluster, *, resume: bool = False) -> None:
+    def __init__(
+        self,
+        config: Config,
+        run_dir: Path,
+        cluster: Cluster,
+        *,
+        resume: bool = False,
+        segment_bytes: int = resuming.SEGMENT_BYTES,
+    ) -> None:
         self.cluster = cluster
         self.stream = io.StringIO()
         self.files = RunFiles(run_dir)
         if not resume:
             self.files.write_config(config)
         begin = resuming.go_on if resume else resuming.begin
-        self.beginning = begin(config, self.files)
+        self.beginning = begin(config, self.files, segment_bytes)
         console = Console(self.stream, config.rollout.num_workers)
         self.session = Session(config, RUN_ID, self.files, console, self.beginning, cluster)  # type: ignore[arg-type]
         self.hub: Hub | None = None
@@ -218,6 +229,9 @@ async def test_a_stop_is_orderly_and_can_be_resumed(tmp_path: Path) -> None:
     assert second.cluster.num_demonstrations == 0  # the trainer came from its checkpoint
 
 
+SMALL_SEGMENT = 20_000  # bytes: several segments a run
+
+
 class DeathError(Exception):
     """The coordinator's own end, at a chosen point."""
 
@@ -233,7 +247,7 @@ async def test_ck_01_a_coordinator_that_dies_anywhere_is_resumed_without_loss(
         raise DeathError
 
     config = small_config()
-    life = Life(config, tmp_path, Cluster(config))
+    life = Life(config, tmp_path, Cluster(config), segment_bytes=SMALL_SEGMENT)
     die_in_time, append = once(die, at), life.beginning.journal.append
 
     def dying_append(entries: Any) -> None:
@@ -247,10 +261,85 @@ async def test_ck_01_a_coordinator_that_dies_anywhere_is_resumed_without_loss(
     with pytest.raises(ExceptionGroup) as raised:
         await life.run()
     assert raised.group_contains(DeathError)
-    second = Life(config, tmp_path, Cluster(config), resume=True)
+    second = Life(config, tmp_path, Cluster(config), resume=True, segment_bytes=SMALL_SEGMENT)
     assert (await second.run()).exit_code == 0
+    assert len(list((tmp_path / "journal.msgpack").glob("*.msgpack"))) > 2
     assert check(tmp_path) == []
     assert replay.check(tmp_path) is None
+    with pytest.raises(resuming.FinishedError):
+        Life(config, tmp_path, Cluster(config), resume=True)
+
+
+def test_replay_names_the_first_difference(tmp_path: Path) -> None:
+    config = small_config()
+    files = RunFiles(tmp_path)
+    files.write_config(config)
+    beginning = resuming.begin(config, files)
+    event = events.Started((1,), 0, 0, True)
+    commands = beginning.core.handle(event, 1.0)
+    beginning.journal.append([(1.0, replay.encode_event(event), replay.encode_commands(commands[:-1]))])
+    beginning.journal.close()
+    files.close()
+    difference = replay.check(tmp_path)
+    assert difference is not None
+    assert difference.startswith("segment 1, entry 0 at 1.000 s: Started(")
+    assert "in the journal: none" in difference
+    with pytest.raises(ValueError, match="cannot be resumed"):
+        resuming.go_on(config, RunFiles(tmp_path))
+
+
+def live_config() -> Config:
+    runtime = RuntimeConfig(heartbeat_period_s=0.05, heartbeat_timeout_s=1.0, progress_timeout_s=1.0)
+    return msgspec.structs.replace(small_config(), runtime=runtime)
+
+
+async def test_a_silent_worker_is_given_up_and_replaced(tmp_path: Path) -> None:
+    def prepare(cluster: Cluster) -> None:
+        def cut(worker: FakeRollout) -> None:
+            if worker.name == "rollout.1.1" and worker.sequence == 6:
+                worker.peer.faults.partition("coordinator")
+
+        cluster.on_frame = cut
+
+    life = await run_whole(tmp_path, live_config(), prepare)
+    assert "rollout.1.2" in life.cluster.started
+    assert "worker 1: gone: silent for" in life.stream.getvalue()
+
+
+async def test_mb_04_nobody_is_dead_because_the_coordinator_slept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def prepare(cluster: Cluster) -> None:
+        cluster.on_step = once(lambda: time.sleep(2.0), at=20)
+
+    life = await run_whole(tmp_path, live_config(), prepare)
+    assert all(name.endswith(".1") for name in life.cluster.started)
+    assert "the coordinator itself stood still for" in caplog.text
+
+
+async def test_small_queues_slow_a_run_down_and_lose_nothing(tmp_path: Path) -> None:
+    config = msgspec.structs.replace(small_config(), runtime=RuntimeConfig(queue_messages=8))
+    life = await run_whole(tmp_path, config)
+    assert all(name.endswith(".1") for name in life.cluster.started)
+
+
+async def test_status_is_answered_while_the_run_goes_on(tmp_path: Path) -> None:
+    class Asking(FakeEnvironment):
+        async def handle(self, message: Any) -> Any:
+            if isinstance(message, environment.StepEpisode) and not answers:
+                answers.append(None)
+                answers[0] = await self.peer.ask(control.StatusRequest(), deadline_s=5)
+            return await super().handle(message)
+
+    answers: list[Any] = []
+
+    def prepare(cluster: Cluster) -> None:
+        cluster.kinds["environment"] = Asking
+
+    await run_whole(tmp_path, prepare=prepare)
+    status = msgspec.json.decode(answers[0].json)
+    assert [worker["slot"] for worker in status["workers"]] == [0, 1]
+    assert status["weight_version"] == 0
 
 
 async def test_what_fails_before_the_core_runs_is_said_with_its_log(tmp_path: Path) -> None:
