@@ -42,11 +42,11 @@ class PrefixCache:
         self._page_tokens = page_tokens
         self._root = Node(0, b"", None)
         self._leaves: OrderedDict[Node, None] = OrderedDict()  # the longest unused first
-        self._num_nodes = 0
+        self._by_page: dict[int, Node] = {}
 
     @property
     def num_pages(self) -> int:
-        return self._num_nodes
+        return len(self._by_page)
 
     def match(self, ids: npt.NDArray[np.int32]) -> Match:
         """The longest cached prefix of ``ids``. The caller is no user of the pages yet."""
@@ -102,7 +102,7 @@ class PrefixCache:
             self._pool.uncache(node.page)
         self._root.children.clear()
         self._leaves.clear()
-        self._num_nodes = 0
+        self._by_page.clear()
 
     def _best_child(self, node: Node, wanted: bytes) -> tuple[Node | None, int]:
         best, best_tokens = None, 0
@@ -115,12 +115,14 @@ class PrefixCache:
         return best, best_tokens
 
     def _add(self, parent: Node, tokens: bytes, page: int) -> Node:
+        shorter = self._by_page.get(page)
+        if shorter is not None:  # the page was offered before it held all this; a page has one node
+            self._remove(shorter)
         if parent.children:
             self._drop_covered(parent, tokens)
         node = Node(page, tokens, parent)
         self._pool.cache(page)
-        parent.children[tokens] = node
-        self._num_nodes += 1
+        parent.children[tokens] = self._by_page[page] = node
         self._leaves.pop(parent, None)
         self._leaves[node] = None
         return node
@@ -143,7 +145,7 @@ class PrefixCache:
         assert not leaf.children
         del self._leaves[leaf]
         del parent.children[leaf.tokens]
-        self._num_nodes -= 1
+        del self._by_page[leaf.page]
         self._pool.uncache(leaf.page)
         if not parent.children and parent is not self._root:
             self._leaves[parent] = None

@@ -1,0 +1,171 @@
+"""The main job with real processes: it runs, survives kills, stops cleanly, and resumes as if nothing had happened."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from live_run import ROOT, LiveRun, environ, read_lines, resumed, started
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def replay(run_dir: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pearl.cli", "replay", str(run_dir)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def losses(run: LiveRun) -> list[float]:
+    return [line["loss"] for line in run.steps()]
+
+
+def samples(run: LiveRun) -> dict[int, Any]:
+    """What was generated for each trained trajectory: counts, rewards and outcome."""
+    lines = read_lines(run.run_dir / "trajectories.jsonl")
+    return {
+        line["trajectory"]: (
+            line["reward"],
+            line["outcome"],
+            [(turn["new_prompt_tokens"], turn["generated_tokens"]) for turn in line["turns"]],
+        )
+        for line in lines
+        if line["evaluation"] is None and line["trained_step"] is not None
+    }
+
+
+def test_a_run_from_start_to_end(tmp_path: Path) -> None:
+    with started(tmp_path / "run", training__num_ranks=2) as run:
+        run.wait_for_step(0)
+        for group in ("training.0.1", "rollout.0.1", "rollout.1.1"):
+            ranks = run.ranks(group)
+            assert ranks, group
+            assert all("TORCHELASTIC_RUN_ID" in environ(p) for p in ranks)
+        pids = {p.pid for group in ("training.0.1", "rollout.0.1", "rollout.1.1") for p in run.ranks(group)}
+        assert len(pids) == 4
+        assert run.wait() == 0, run.text()
+    summary = run.assert_clean()
+    assert summary["steps"] == 4
+    assert summary["trajectories_trained"] == 4 * 16
+    assert summary["max_staleness"] <= summary["staleness_bound"] == 1
+    assert summary["logprob_gap_tokens"] > 0
+    assert summary["max_logprob_gap"] <= 1e-3
+    assert summary["workers_lost"] == summary["tokens_lost"] == 0
+    assert (run.run_dir / "report.html").stat().st_size > 1000
+    run.assert_nothing_left(1.0)
+    result = replay(run.run_dir)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_ws_10_kills_and_stops_hurt_only_themselves(tmp_path: Path) -> None:
+    """kill -9 of a rollout worker, SIGSTOP of another, kill -9 of a training rank: replaced in place, all counted."""
+    with started(tmp_path / "run", run__num_steps=25, environment__num_evaluation_tasks=0) as run:
+        run.wait_for_step(1)
+        for process in run.ranks("rollout.0.1"):
+            process.kill()
+        run.wait_for("a second life of slot 0", lambda: run.ranks("rollout.0.2"))
+        for process in run.ranks("rollout.1.1"):
+            process.send_signal(signal.SIGSTOP)
+        run.wait_for("a second life of slot 1", lambda: run.ranks("rollout.1.2"))
+        before = {p.pid for p in run.ranks("rollout.")}
+        step = len(run.steps())
+        for process in run.ranks("training.0.1"):
+            process.kill()
+        run.wait_for("a second training world", lambda: run.ranks("training.0.2"))
+        run.wait_for_step(step)
+        assert before & {p.pid for p in run.ranks("rollout.")} == before, "rollout workers stay up"
+        assert run.wait(120) == 0, run.text()
+    summary = run.assert_clean()
+    assert summary["steps"] == 25
+    assert summary["workers_lost"] == 2
+    assert summary["trainers_lost"] == 1
+    assert summary["lineages"][1][0] == 1
+    run.assert_nothing_left(1.0)
+    assert replay(run.run_dir).returncode == 0
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[int, Any], list[float]]:
+    with started(tmp_path_factory.mktemp("base") / "run", **SYNCHRONOUS) as run:
+        assert run.wait() == 0, run.text()
+    run.assert_clean()
+    return samples(run), losses(run)
+
+
+SYNCHRONOUS: dict[str, Any] = {"rollout__staleness_bound": 0, "run__num_steps": 6}
+
+
+def crash_and_compare(run_dir: Path, seed: int, expected: tuple[dict[int, Any], list[float]]) -> None:
+    rng = random.Random(f"{seed}/kill")
+    with started(run_dir, **SYNCHRONOUS) as run:
+        run.wait_for_step(rng.randrange(0, 4))
+        lines = len(read_lines(run_dir / "metrics.jsonl")) + rng.randrange(0, 6)
+        run.wait_for("some more", lambda: len(read_lines(run_dir / "metrics.jsonl")) >= lines)
+        run.kill()
+        run.process.wait()
+        run.assert_nothing_left()
+    with resumed(run_dir) as run:
+        assert run.wait() == 0, run.text()
+    run.assert_clean()
+    assert samples(run) == expected[0]
+    assert losses(run) == pytest.approx(expected[1], abs=1e-5)
+    assert replay(run_dir).returncode == 0
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_pl_02_ck_01_coordinator_killed_and_resumed(
+    tmp_path: Path, seed: int, uninterrupted: tuple[dict[int, Any], list[float]]
+) -> None:
+    crash_and_compare(tmp_path / "run", seed, uninterrupted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2, 20))
+def test_coordinator_killed_anywhere_and_resumed(
+    tmp_path: Path, seed: int, uninterrupted: tuple[dict[int, Any], list[float]]
+) -> None:
+    crash_and_compare(tmp_path / "run", seed, uninterrupted)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_pl_01_a_signal_while_rolling_out(tmp_path: Path, number: int, code: int) -> None:
+    with started(tmp_path / "run", run__num_steps=500) as run:
+        run.wait_for_step(0)
+        run.kill(number)
+        assert run.wait(15) == code, run.text()
+        run.assert_nothing_left(1.0)
+    assert run.summary()["complete"] is False
+    if number == signal.SIGINT:
+        with resumed(tmp_path / "run") as run:
+            done = len(run.steps())
+            run.wait_for_step(done)
+            run.kill(number)
+            assert run.wait(15) == code, run.text()
+            run.assert_nothing_left(1.0)
+
+
+def test_pl_01_a_signal_while_starting(tmp_path: Path) -> None:
+    with started(tmp_path / "run") as run:
+        run.wait_for("its first processes", lambda: (run.run_dir / "run_id").exists() and run.processes("agent"))
+        run.kill(signal.SIGINT)
+        assert run.wait(15) == 130, run.text()
+        run.assert_nothing_left(1.0)
+
+
+def test_pl_02_the_node_agent_is_killed(tmp_path: Path) -> None:
+    with started(tmp_path / "run", run__num_steps=500) as run:
+        run.wait_for_step(0)
+        (agent,) = [p for p in run.processes("agent") if p.pid != os.getpid()]
+        agent.kill()
+        assert run.wait(30) == 1, run.text()
+        run.assert_nothing_left(1.0)
+    assert "node agent" in run.text()
