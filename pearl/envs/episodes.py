@@ -1,0 +1,219 @@
+"""The open episodes of an environment worker. Each is on its own: whatever its code does ends that episode only,
+with an ``EpisodeFailed`` that says what happened, never with a reward.
+
+A turn is played once. Asking for the last one again gives the same answer; any other turn out of order fails.
+"""
+
+import asyncio
+import logging
+import time
+
+import msgspec
+import numpy as np
+
+from pearl.envs.answers import AnswerCheck, BadAnswerError, Observed
+from pearl.envs.code_thread import CodeError, CodeThread, LimitError
+from pearl.envs.protocol import Environment, EnvironmentSpec, Episode
+from pearl.runtime.limited_log import LimitedLog
+from pearl.state.config import EnvironmentConfig
+from pearl.state.messages.environment import (
+    CloseEpisode,
+    EnvironmentFailure,
+    EpisodeFailed,
+    OpenEpisode,
+    OpenEpisodeReply,
+    StepEpisode,
+    StepEpisodeReply,
+)
+
+log = logging.getLogger(__name__)
+
+MAX_OPEN_EPISODES = 4096
+"""On one worker: far more than trajectories in flight, few enough that a leak is noticed before memory is gone."""
+CLOSE_LIMIT_S = 10.0
+"""For one episode to release what it holds; nobody waits for it."""
+END_LIMIT_S = 2.0
+"""For all episodes together when the worker ends."""
+
+
+class OpenRow(msgspec.Struct, eq=False):
+    """An open episode. ``turns`` are answered; the lock is held while it is asked something, which has a limit."""
+
+    episode: Episode
+    lock: asyncio.Lock
+    turns: int = 0
+    done: bool = False
+    last_action: bytes = b""
+    last_reply: StepEpisodeReply | None = None
+
+
+class _FailedError(Exception):
+    """Ends an operation on an episode with this answer."""
+
+    def __init__(self, kind: EnvironmentFailure, reason: str) -> None:
+        super().__init__(reason)
+        self.kind: EnvironmentFailure = kind
+        self.reason = reason
+
+
+class Episodes:
+    def __init__(
+        self,
+        environment: Environment,
+        spec: EnvironmentSpec,
+        check: AnswerCheck,
+        thread: CodeThread,
+        limits: EnvironmentConfig,
+        max_open: int = MAX_OPEN_EPISODES,
+    ) -> None:
+        self._environment = environment
+        self._spec = spec
+        self._check = check
+        self._thread = thread
+        self._limits = limits
+        self._max_open = max_open
+        self._rows: dict[int, OpenRow] = {}
+        self._num_opening = 0
+        self._failures = LimitedLog(log)
+
+    @property
+    def num_open(self) -> int:
+        return len(self._rows) + self._num_opening
+
+    # opening
+
+    async def open(self, request: OpenEpisode) -> OpenEpisodeReply | EpisodeFailed:
+        self.close(CloseEpisode(request.trajectory))  # of an earlier try whose end was not told
+        if self.num_open >= self._max_open:
+            reason = (
+                f"{self.num_open} episodes are open on this environment worker, its limit is {self._max_open}: "
+                "raise environment.num_workers or lower rollout.max_in_flight"
+            )
+            return self._failed(request.trajectory, "error", reason)
+        self._num_opening += 1
+        began_s = time.monotonic()
+        try:
+            ids = await self._open(request)
+        except _FailedError as failure:
+            return self._failed(request.trajectory, failure.kind, failure.reason)
+        finally:
+            self._num_opening -= 1
+        return OpenEpisodeReply(ids, time.monotonic() - began_s)
+
+    async def _open(self, request: OpenEpisode) -> bytes:
+        made: list[Episode] = []
+
+        async def reset() -> list[int]:
+            made.append(self._environment.episode(request.split, request.task))
+            return await made[0].reset()
+
+        is_open = False
+        try:
+            try:
+                prompt = self._check.prompt(await self._thread.call(reset, self._limits.reset_timeout_s))
+            except (LimitError, CodeError, BadAnswerError) as error:
+                raise _failed_by(error, "reset", "environment.reset_timeout_s") from error
+            row = OpenRow(made[0], asyncio.Lock())
+            await self._replay(row, request)
+            self._release(self._rows.get(request.trajectory))  # another open of it was quicker: the last one counts
+            self._rows[request.trajectory] = row
+            is_open = True
+        finally:
+            if made and not is_open:
+                self._release(OpenRow(made[0], asyncio.Lock()))
+        return prompt
+
+    async def _replay(self, row: OpenRow, request: OpenEpisode) -> None:
+        if len(request.actions) != len(request.observations):
+            raise _FailedError(
+                "error", f"{len(request.actions)} actions to replay, {len(request.observations)} observations"
+            )
+        for turn, (action, wanted) in enumerate(zip(request.actions, request.observations, strict=True)):
+            if row.done:
+                raise _FailedError("mismatch", f"the replay ended at turn {turn}, before its actions did")
+            reply = await self._play(row, action, self._is_truncated(action))
+            if reply.observation != wanted:
+                raise _FailedError("mismatch", f"the replay observed something else at turn {turn}")
+
+    def _is_truncated(self, action: bytes) -> bool:
+        return not action or int(np.frombuffer(action[-4:], "<i4")[0]) not in self._spec.stop_ids
+
+    # turns
+
+    async def step(self, request: StepEpisode) -> StepEpisodeReply | EpisodeFailed:
+        row = self._rows.get(request.trajectory)
+        if row is None:
+            return EpisodeFailed("gone", f"trajectory {request.trajectory} has no open episode here")
+        try:
+            async with row.lock:
+                return await self._step(row, request)
+        except _FailedError as failure:
+            if self._rows.get(request.trajectory) is row:
+                self.close(CloseEpisode(request.trajectory))
+            return self._failed(request.trajectory, failure.kind, failure.reason)
+
+    async def _step(self, row: OpenRow, request: StepEpisode) -> StepEpisodeReply:
+        if self._rows.get(request.trajectory) is not row:
+            raise _FailedError("gone", f"the episode of trajectory {request.trajectory} was closed meanwhile")
+        is_repeat = request.turn == row.turns - 1 and request.action == row.last_action
+        if is_repeat and row.last_reply is not None:
+            return row.last_reply
+        if request.turn != row.turns or row.done:
+            due = "it is done" if row.done else f"turn {row.turns} is due"
+            raise _FailedError("error", f"turn {request.turn} of trajectory {request.trajectory}: {due}")
+        return await self._play(row, request.action, request.truncated)
+
+    async def _play(self, row: OpenRow, action: bytes, truncated: bool) -> StepEpisodeReply:
+        if len(action) % 4:
+            raise _FailedError("error", f"an action of {len(action)} bytes holds no int32 ids")
+        ids: list[int] = np.frombuffer(action, "<i4").tolist()
+        began_s = time.monotonic()
+        try:
+            answer = await self._thread.call(
+                lambda: row.episode.step(ids, truncated), self._limits.step_timeout_s
+            )
+            observed: Observed = self._check.observation(answer)
+        except (LimitError, CodeError, BadAnswerError) as error:
+            raise _failed_by(error, "step", "environment.step_timeout_s") from error
+        seconds = time.monotonic() - began_s
+        row.last_reply = StepEpisodeReply(observed.ids, observed.reward, observed.done, seconds)
+        row.last_action, row.done = action, observed.done
+        row.turns += 1
+        return row.last_reply
+
+    # ending
+
+    def close(self, request: CloseEpisode) -> None:
+        """Harmless when there is none, or twice."""
+        self._release(self._rows.pop(request.trajectory, None))
+
+    async def close_all(self) -> None:
+        """When the worker ends: episodes release what they hold, within a limit."""
+        rows = list(self._rows.values())
+        self._rows.clear()
+        try:
+            async with asyncio.timeout(END_LIMIT_S), asyncio.TaskGroup() as group:
+                for row in rows:
+                    group.create_task(self._close_quietly(row), name="close")
+        except TimeoutError:
+            log.warning("some of %d episodes were not closed within %g s", len(rows), END_LIMIT_S)
+
+    async def _close_quietly(self, row: OpenRow) -> None:
+        try:
+            await self._thread.call(row.episode.close, END_LIMIT_S)
+        except (LimitError, CodeError) as error:
+            log.warning("an episode could not be closed: %s", error)
+
+    def _release(self, row: OpenRow | None) -> None:
+        if row is not None:
+            self._thread.post(row.episode.close, CLOSE_LIMIT_S, "an episode could not be closed")
+
+    def _failed(self, trajectory: int, kind: EnvironmentFailure, reason: str) -> EpisodeFailed:
+        self._failures.warning(time.monotonic(), "episode %d failed: %s: %s", trajectory, kind, reason)
+        return EpisodeFailed(kind, reason)
+
+
+def _failed_by(error: Exception, method: str, limit_key: str) -> _FailedError:
+    if isinstance(error, LimitError):
+        return _FailedError("timeout", f"{method}: {error} ({limit_key})")
+    return _FailedError("error", f"{method}: {error}" if isinstance(error, CodeError) else str(error))

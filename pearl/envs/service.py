@@ -1,0 +1,90 @@
+"""What an environment worker is told and asked, and by whom it is answered."""
+
+import logging
+from typing import assert_never
+
+import msgspec
+
+from pearl.envs.answers import AnswerCheck
+from pearl.envs.code_thread import CodeThread
+from pearl.envs.episodes import MAX_OPEN_EPISODES, Episodes
+from pearl.envs.protocol import Environment
+from pearl.state.config import Config
+from pearl.state.messages.control import Heartbeat
+from pearl.state.messages.environment import (
+    CloseEpisode,
+    Demonstrate,
+    DemonstrateReply,
+    Describe,
+    DescribeReply,
+    OpenEpisode,
+    StepEpisode,
+)
+
+log = logging.getLogger(__name__)
+
+Message = OpenEpisode | StepEpisode | CloseEpisode | Demonstrate | Describe
+"""What an environment worker gets; all are asked except CloseEpisode, which is told."""
+
+
+class EnvironmentService:
+    """``start`` before anything else, ``stop`` at the end."""
+
+    def __init__(
+        self, config: Config, environment: Environment, max_open: int = MAX_OPEN_EPISODES
+    ) -> None:
+        self._environment = environment
+        self._spec = environment.describe()
+        self._config = config
+        self._thread = CodeThread()
+        limits = config.environment
+        self._check = AnswerCheck(
+            self._spec, config.rollout.max_context_tokens, limits.max_observation_tokens
+        )
+        self.episodes = Episodes(environment, self._spec, self._check, self._thread, limits, max_open)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    async def stop(self) -> None:
+        await self.episodes.close_all()
+        self._thread.stop()
+
+    def heartbeat(self) -> Heartbeat:
+        progress, pending = self._thread.beat()
+        return Heartbeat(progress, "", pending)
+
+    async def handle(self, message: Message) -> msgspec.Struct | None:
+        """What it raises when asked is the answer: CodeError, LimitError, BadAnswerError for demonstrations only."""
+        match message:
+            case StepEpisode():
+                return await self.episodes.step(message)
+            case OpenEpisode():
+                return await self.episodes.open(message)
+            case CloseEpisode():
+                self.episodes.close(message)
+                return None
+            case Demonstrate():
+                return await self._demonstrate(message)
+            case Describe():
+                return self._describe()
+            case _:
+                assert_never(message)
+
+    def _describe(self) -> DescribeReply:
+        spec = self._spec
+        return DescribeReply(
+            vocabulary_size=spec.vocabulary_size,
+            stop_ids=spec.stop_ids,
+            pad_id=spec.pad_id,
+            num_train_tasks=spec.num_train_tasks,
+            num_evaluation_tasks=spec.num_evaluation_tasks,
+            can_restore=spec.can_restore,
+        )
+
+    async def _demonstrate(self, request: Demonstrate) -> DemonstrateReply:
+        async def make() -> list[tuple[list[int], list[float]]]:
+            return self._environment.demonstrations(request.seed, request.first, request.count)
+
+        made = await self._thread.call(make, self._config.runtime.start_timeout_s)
+        return DemonstrateReply(tuple(self._check.demonstration(ids, weights) for ids, weights in made))
