@@ -103,17 +103,21 @@ class Answer:
     error: str
 
 
+def gather(found: dict[int, Answer], delta: Delta) -> None:
+    answer = found.setdefault(delta.attempt, Answer([], [], [], 0, None, ""))
+    assert answer.finish is None, f"attempt {delta.attempt} goes on after its end"
+    assert len(delta.ids) == len(delta.logprobs) == sum(run.count for run in delta.runs)
+    answer.ids += delta.ids
+    answer.logprobs += delta.logprobs
+    answer.runs += delta.runs
+    answer.prefilled += delta.prefilled_tokens
+    answer.finish, answer.error = delta.finish, delta.error
+
+
 def answers(deltas: list[Delta]) -> dict[int, Answer]:
     found: dict[int, Answer] = {}
     for delta in deltas:
-        answer = found.setdefault(delta.attempt, Answer([], [], [], 0, None, ""))
-        assert answer.finish is None, f"attempt {delta.attempt} goes on after its end"
-        assert len(delta.ids) == len(delta.logprobs) == sum(run.count for run in delta.runs)
-        answer.ids += delta.ids
-        answer.logprobs += delta.logprobs
-        answer.runs += delta.runs
-        answer.prefilled += delta.prefilled_tokens
-        answer.finish, answer.error = delta.finish, delta.error
+        gather(found, delta)
     return found
 
 
