@@ -107,7 +107,9 @@ class CodeThread:
             for task in self._tasks:
                 task.cancel()
 
-    def _begin(self, code: Callable[[], Awaitable[Any]], limit_s: float, outcome: asyncio.Future[Any]) -> None:
+    def _begin(
+        self, code: Callable[[], Awaitable[Any]], limit_s: float, outcome: asyncio.Future[Any]
+    ) -> None:
         if self._stopping.is_set():
             return
         task = self._group.create_task(self._perform(code, limit_s, outcome), name="environment call")
@@ -123,7 +125,9 @@ class CodeThread:
         try:
             async with limit:
                 result = await code()
-        except BaseException as raised:  # foreign code: whatever it raises, SystemExit included, is its call's outcome
+        except (
+            BaseException
+        ) as raised:  # foreign code: whatever it raises, SystemExit included, is its call's outcome
             task = asyncio.current_task()
             if isinstance(raised, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise

@@ -115,7 +115,9 @@ class Episodes:
                 raise _failed_by(error, "reset", "environment.reset_timeout_s") from error
             row = OpenRow(made[0], asyncio.Lock())
             await self._replay(row, request)
-            self._release(self._rows.get(request.trajectory))  # another open of it was quicker: the last one counts
+            self._release(
+                self._rows.get(request.trajectory)
+            )  # another open of it was quicker: the last one counts
             self._rows[request.trajectory] = row
             is_open = True
         finally:

@@ -30,9 +30,7 @@ Message = OpenEpisode | StepEpisode | CloseEpisode | Demonstrate | Describe
 class EnvironmentService:
     """``start`` before anything else, ``stop`` at the end."""
 
-    def __init__(
-        self, config: Config, environment: Environment, max_open: int = MAX_OPEN_EPISODES
-    ) -> None:
+    def __init__(self, config: Config, environment: Environment, max_open: int = MAX_OPEN_EPISODES) -> None:
         self._environment = environment
         self._spec = environment.describe()
         self._config = config

@@ -9,7 +9,9 @@ from pearl.envs.history import added
 from pearl.envs.protocol import EnvironmentSpec, InfrastructureError, Observation, Split
 
 GOOD, RAISES, HANGS, FLOODS, FOREIGN_ID, NO_INTEGERS, NOT_FINITE, REWRITES = range(8)
-BROKEN_TEXT, RAW_BYTES, EXITS, CANCELS, BLOCKS, STUBBORN, HUGE_PROMPT, RESET_FAILS, OTHER_REPLAY = range(8, 17)
+BROKEN_TEXT, RAW_BYTES, EXITS, CANCELS, BLOCKS, STUBBORN, HUGE_PROMPT, RESET_FAILS, OTHER_REPLAY = range(
+    8, 17
+)
 VOCABULARY = 257  # bytes and an end token
 END = 256
 TOOL_OUTPUT = b"\x96\xff\x00" + "a€".encode()

@@ -34,5 +34,7 @@ def test_a_wrong_name_is_refused_with_key_value_and_way_out(name: str, way_out: 
 
 
 def test_an_unknown_option_is_refused_with_those_that_exist() -> None:
-    with pytest.raises(ValueError, match=r"environment.options = \{'num_line': 2\}.*num_line.*num_lines, num_symbols"):
+    with pytest.raises(
+        ValueError, match=r"environment.options = \{'num_line': 2\}.*num_line.*num_lines, num_symbols"
+    ):
         load_environment("bugfix", {"num_line": 2})

@@ -60,7 +60,9 @@ class Bench:
         failed = await self.step(2, 0, 7, odd.END)
         assert isinstance(failed, EpisodeFailed)
         assert isinstance(await self.step(1, 0, 8, odd.END), StepEpisodeReply)
-        assert await self.step(2, 0, 7, odd.END) == EpisodeFailed("gone", "trajectory 2 has no open episode here")
+        assert await self.step(2, 0, 7, odd.END) == EpisodeFailed(
+            "gone", "trajectory 2 has no open episode here"
+        )
         await self.settle()
         assert self.environment.num_closed == 1
         return failed
@@ -279,7 +281,9 @@ async def test_en_01_bytes_that_are_not_utf8_hurt_only_the_episode_that_decodes_
     await bench.open(3, odd.RAW_BYTES)
     reply = await bench.step(3, 0, 8, odd.END)
     assert isinstance(reply, StepEpisodeReply)
-    assert bytes(unpack(reply.observation)) == odd.TOOL_OUTPUT  # as ids, nothing is decoded and nothing is lost
+    assert (
+        bytes(unpack(reply.observation)) == odd.TOOL_OUTPUT
+    )  # as ids, nothing is decoded and nothing is lost
 
 
 async def test_tk_02_a_template_that_rewrites_is_refused(bench: Bench) -> None:

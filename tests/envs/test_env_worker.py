@@ -141,7 +141,9 @@ async def test_it_beats_while_environment_code_blocks_and_still_ends(
 
 
 def _is_stuck(message: Inbound) -> bool:
-    return isinstance(message, Told) and isinstance(message.message, Heartbeat) and message.message.pending > 1
+    return (
+        isinstance(message, Told) and isinstance(message.message, Heartbeat) and message.message.pending > 1
+    )
 
 
 async def test_a_wrong_environment_is_said_in_one_line(hub: Hub, tmp_path: Path) -> None:

@@ -39,10 +39,6 @@ class BugfixEnvironment:
         made = (demonstrate(self._shape, self._habit, seed, first + offset) for offset in range(count))
         return [(ids, weights) for ids, weights, _ in made]
 
-    def decode(self, ids: list[int]) -> str:
-        """Readable text, for logs."""
-        return words.decode(ids)
-
 
 def _ratio(key: str, value: float) -> float:
     if not 0.0 <= value <= 1.0:

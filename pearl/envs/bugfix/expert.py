@@ -8,7 +8,6 @@ look: what remains to be learnt from reward is the habit.
 import random
 from typing import NamedTuple
 
-from pearl.envs.bugfix import tokenizer as words
 from pearl.envs.bugfix.actions import Action, Edit, Submit, Test, View, render
 from pearl.envs.bugfix.episode import Repair
 from pearl.envs.bugfix.task import Shape, Task, make_task
@@ -45,8 +44,3 @@ def _plan(task: Task, shape: Shape, habit: Habit, draws: random.Random) -> list[
         return [Test(), View(task.line), Edit(task.line, task.needed), Submit()]
     guess = draws.randrange(shape.num_symbols - 1)
     return [Test(), Edit(task.line, guess + (guess >= task.broken[task.line])), Submit()]
-
-
-def looks(ids: list[int]) -> bool:
-    """Whether a demonstration looks before it edits."""
-    return words.VIEW in ids

@@ -50,7 +50,9 @@ def make_task(shape: Shape, split: Split, index: int) -> Task:
         ValueError: there is no such task.
     """
     if index < 0 or (split == "evaluation" and index >= NUM_EVALUATION_TASKS):
-        raise ValueError(f"there is no {split} task {index}; evaluation tasks are 0 to {NUM_EVALUATION_TASKS - 1}")
+        raise ValueError(
+            f"there is no {split} task {index}; evaluation tasks are 0 to {NUM_EVALUATION_TASKS - 1}"
+        )
     draws = random.Random(f"bugfix/{split}/{index}")  # seeded by text: the same in every process
     while True:
         task = _draw(shape, draws)
