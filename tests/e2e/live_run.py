@@ -26,6 +26,7 @@ SMALL = {
     "rollout.num_workers": 2,
     "warm_start.num_steps": 5,
     "warm_start.batch_size": 8,
+    "warm_start.warmup_steps": 2,
     "warm_start.num_demonstrations": 64,
     "training.learning_rate": 1e-3,
     "model.device": "cpu",

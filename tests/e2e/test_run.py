@@ -155,7 +155,9 @@ def test_pl_01_a_signal_while_rolling_out(tmp_path: Path, number: int, code: int
 
 def test_pl_01_a_signal_while_starting(tmp_path: Path) -> None:
     with started(tmp_path / "run") as run:
-        run.wait_for("its first processes", lambda: (run.run_dir / "run_id").exists() and run.processes("agent"))
+        run.wait_for(
+            "its first processes", lambda: (run.run_dir / "run_id").exists() and run.processes("agent")
+        )
         run.kill(signal.SIGINT)
         assert run.wait(15) == 130, run.text()
         run.assert_nothing_left(1.0)

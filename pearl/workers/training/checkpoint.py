@@ -108,15 +108,15 @@ class CheckpointWriter:
 
 class CheckpointStore:
     def __init__(self, root: Path, keep: int) -> None:
-        self._root = root
+        self.root = root
         self._keep = max(keep, KEEP_AT_LEAST)
 
     def writer(self, step: int) -> CheckpointWriter:
-        return CheckpointWriter(self._root, step)
+        return CheckpointWriter(self.root, step)
 
     def steps(self) -> list[int]:
         """Of the complete ones, ascending."""
-        found = [STEP_NAME.fullmatch(path.name) for path in self._root.glob("step-*")]
+        found = [STEP_NAME.fullmatch(path.name) for path in self.root.glob("step-*")]
         return sorted(
             step for match in found if match for step in [int(match[1])] if self._open(step) is not None
         )
@@ -156,7 +156,7 @@ class CheckpointStore:
         """Remove all but the newest ``keep`` and what a killed writer left."""
         for step in self.steps()[: -self._keep]:
             _remove(self._path(step))
-        for path in self._root.glob(".*"):
+        for path in self.root.glob(".*"):
             _remove(path)
 
     def discard_after(self, step: int) -> list[int]:
@@ -167,7 +167,7 @@ class CheckpointStore:
         return newer
 
     def _path(self, step: int) -> Path:
-        return self._root / f"step-{step:06d}"
+        return self.root / f"step-{step:06d}"
 
     def _open(self, step: int) -> Checkpoint | None:
         try:

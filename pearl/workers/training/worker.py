@@ -104,6 +104,9 @@ class Rank:
         metrics: dict[str, float] = {}
         if command.restore_step is None:
             metrics = self._trainer.begin(command.lineage, command.demonstrations)
+            # What a world that dies before its first step comes back to; the warm start is not done twice.
+            if not self._trainer.save():
+                raise ValueError(f"no checkpoint can be written to {self.checkpoints.root}; see the log")
         else:
             self._trainer.restore(command.lineage, command.restore_step)
         snapshot = self._trainer.publish(self._store)
