@@ -121,10 +121,10 @@ class Peer:
         try:
             await supervise(
                 {
+                    "asks": self._serve_asks(),  # first: there from the first answer on
                     "conversation": self._converse(),
                     "heartbeat": self._beat(),
                     "tells": self._serve_tells(),
-                    "asks": self._serve_asks(),
                 }
             )
         finally:
@@ -326,7 +326,7 @@ class Peer:
             await self._ended.wait()
 
     def _start_handling(self, op: int, message: msgspec.Struct) -> None:
-        assert self._group is not None  # made before the hello can be answered
+        assert self._group is not None  # made before the hello is said
         self._num_asked += 1
         self._group.create_task(self._handle(op, message), name=type(message).__name__)
 

@@ -19,6 +19,8 @@ from pearl.runtime.errors import PeerGoneError, QueueFullError
 WATER_MARK = 256  # frames inside libzmq, a peer: keeps a pipe busy, small beside the bounded queues
 READS_PER_TURN = 128  # then others on the loop get their turn
 LINGER_MS = 200  # for what was sent just before closing; a host that is gone must not hold up the exit
+# Plain integers: on the path of every frame an operation on an enum costs as much as the call.
+_EVENTS, _POLLIN, _NOBLOCK = zmq.EVENTS.value, zmq.POLLIN.value, zmq.NOBLOCK.value
 OVERSIZE = 2  # libzmq cuts a connection whose frame is this many times the limit; below it is refused by name
 
 
@@ -127,7 +129,7 @@ class Port:
             # Asking for the events also clears the descriptor's edge.
             if not self._is_readable() or self.paused:
                 return True
-            frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            frames = self._socket.recv_multipart(_NOBLOCK)
             self.guard(self._on_frames, frames)
             if self._socket.closed:
                 return True
@@ -145,7 +147,7 @@ class Port:
     def try_send(self, frames: Sequence[bytes]) -> bool:
         """False when the peer takes no frame now, PeerGoneError when it has no connection: it was not sent then."""
         try:
-            self._socket.send_multipart(frames, zmq.NOBLOCK)
+            self._socket.send_multipart(frames, _NOBLOCK)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
@@ -157,7 +159,7 @@ class Port:
         return True
 
     def _is_readable(self) -> bool:
-        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        return bool(int(self._socket.getsockopt(_EVENTS)) & _POLLIN)
 
 
 class Outbox:

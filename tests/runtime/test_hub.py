@@ -1,0 +1,476 @@
+"""A hub and its peers over real sockets: telling, asking, coming and going."""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Awaitable
+
+import pytest
+from manual_clock import ManualClock
+from talk import (
+    LIMIT_S,
+    Answer,
+    Order,
+    RawPeer,
+    all_joined,
+    make_hub,
+    make_peer,
+    next_one,
+    next_order,
+    outcome,
+    serving,
+    until,
+    within,
+)
+
+from pearl.runtime.codec import Kind, encode
+from pearl.runtime.errors import FrameTooLargeError, PeerGoneError, RefusedError, RemoteError
+from pearl.runtime.hub import Asked, Hub, Joined, Lost, Told
+from pearl.runtime.supervisor import TaskFailedError
+from pearl.state.messages.control import Ack, Heartbeat, Hello, Shutdown
+
+W0, W1 = "rollout.0.1", "rollout.1.1"
+
+
+async def ask(hub: Hub, peer: str, number: int, deadline_s: float = LIMIT_S) -> Answer:
+    return await within(hub.ask(peer, Order(number), deadline_s=deadline_s, reply_type=Answer))
+
+
+# telling and asking
+
+
+async def test_tells_arrive_in_order_and_asks_are_answered() -> None:
+    heard: list[int] = []
+
+    async def handle(order: Order) -> Answer | None:
+        if order.number < 0:
+            return Answer(len(heard))
+        heard.append(order.number)
+        return None
+
+    async with make_hub() as hub, serving(make_peer(hub.address, handle)):
+        await all_joined(hub, 1)
+        for number in range(1000):
+            hub.tell(W0, Order(number))
+        await until(lambda: len(heard) == 1000)
+        assert heard == list(range(1000))
+        assert await ask(hub, W0, -1) == Answer(1000)
+        assert await within(hub.ask(W0, Order(5), deadline_s=LIMIT_S)) == Ack()
+
+
+async def test_a_peer_tells_and_asks_too() -> None:
+    async with make_hub() as hub:
+        peer = make_peer(hub.address)
+        async with serving(peer), asyncio.TaskGroup() as group:
+            await peer.tell(Order(1))  # waits for the hello's answer
+            assert await next_order(hub) == Order(1)
+            asking = group.create_task(peer.ask(Order(2), deadline_s=LIMIT_S))
+            asked = await next_one(hub, Asked)
+            assert (asked.peer, asked.message) == (W0, Order(2))
+            asked.reply(Answer(2))
+            assert await within(asking) == Answer(2)
+            failing = group.create_task(outcome(peer.ask(Order(3), deadline_s=LIMIT_S)))
+            (await next_one(hub, Asked)).fail(KeyError("unknown"))
+            assert str(await failing) == "KeyError: 'unknown'"
+
+
+async def test_what_a_handler_raises_is_the_answer_and_hurts_nothing_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def handle(order: Order) -> Answer:
+        match order.number:
+            case 0:
+                raise ValueError("no order 0")
+            case 1:
+                raise KeyError("a bug")
+        return Answer(order.number)
+
+    async with make_hub() as hub, serving(make_peer(hub.address, handle)):
+        await all_joined(hub, 1)
+        with pytest.raises(RemoteError, match="ValueError: no order 0") as raised:
+            await ask(hub, W0, 0)
+        assert (raised.value.kind, raised.value.text) == ("ValueError", "no order 0")
+        assert "Traceback" not in caplog.text
+        with pytest.raises(RemoteError, match="KeyError: 'a bug'"):
+            await ask(hub, W0, 1)
+        assert "Traceback" in caplog.text
+        assert await ask(hub, W0, 2) == Answer(2)
+        with pytest.raises(RemoteError, match=f"{W0} answered Order with Answer, not Ack"):
+            await hub.ask(W0, Order(3), deadline_s=LIMIT_S, reply_type=Ack)
+
+
+async def test_an_answer_past_its_deadline_is_named_dropped_and_counted() -> None:
+    may_answer = asyncio.Event()
+
+    async def handle(order: Order) -> Answer:
+        await may_answer.wait()
+        return Answer(order.number)
+
+    async with make_hub() as hub, serving(make_peer(hub.address, handle)):
+        await all_joined(hub, 1)
+        with pytest.raises(TimeoutError, match=f"{W0} did not answer Order within 0.05 s"):
+            await ask(hub, W0, 1, deadline_s=0.05)
+        may_answer.set()
+        await until(lambda: hub.late_replies == 1)
+        assert await ask(hub, W0, 2) == Answer(2)
+
+
+async def test_an_asker_that_is_cancelled_leaves_nothing_behind() -> None:
+    may_answer = asyncio.Event()
+
+    async def handle(order: Order) -> Answer:
+        await may_answer.wait()
+        return Answer(order.number)
+
+    async with make_hub() as hub, serving(make_peer(hub.address, handle)):
+        await all_joined(hub, 1)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.02):
+                await hub.ask(W0, Order(1), deadline_s=LIMIT_S)
+        may_answer.set()
+        await until(lambda: hub.late_replies == 1)
+
+
+async def test_what_is_asked_of_a_dropped_peer_fails_with_the_reason_and_the_peer_ends() -> None:
+    async with make_hub() as hub:
+        peer = make_peer(hub.address, lambda _: asyncio.Event().wait())  # type: ignore[arg-type, return-value]
+        async with serving(peer) as [running], asyncio.TaskGroup() as group:
+            await all_joined(hub, 1)
+            asking = group.create_task(outcome(hub.ask(W0, Order(1), deadline_s=LIMIT_S)))
+            await asyncio.sleep(0)
+            hub.drop(W0, "silent for 10 s")
+            assert isinstance(await asking, PeerGoneError)
+            assert str(await asking) == f"{W0} is gone: silent for 10 s"
+            assert await within(running) == "dropped by the coordinator: silent for 10 s"
+            with pytest.raises(PeerGoneError):
+                hub.tell(W0, Order(2))
+            with pytest.raises(PeerGoneError):
+                await peer.tell(Order(2))
+            hub.drop(W0, "again")  # changes nothing
+            assert hub.peers() == ()
+
+
+async def test_shutdown_ends_the_peer_and_what_it_was_asked() -> None:
+    cancelled = []
+
+    async def handle(order: Order) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.append(order.number)
+
+    async with (
+        make_hub() as hub,
+        serving(make_peer(hub.address, handle)) as [running],
+        asyncio.TaskGroup() as group,
+    ):
+        await all_joined(hub, 1)
+        group.create_task(outcome(hub.ask(W0, Order(1), deadline_s=LIMIT_S)))
+        await asyncio.sleep(0)
+        hub.tell(W0, Shutdown("the run is over"))
+        assert await within(running) == "shutdown: the run is over"
+        assert cancelled == [1]
+        hub.drop(W0, "it ended")
+
+
+async def test_pl_06_a_handler_that_fails_on_a_tell_ends_the_peer_with_that_error() -> None:
+    async def handle(order: Order) -> None:
+        raise KeyError("a bug")
+
+    async with make_hub() as hub, asyncio.TaskGroup() as group:
+        running = group.create_task(outcome(make_peer(hub.address, handle).run()))
+        await all_joined(hub, 1)
+        hub.tell(W0, Order(1))
+        error = await within(running)
+        assert isinstance(error, TaskFailedError)
+        assert "task 'tells' failed: KeyError: 'a bug'" in str(error)
+
+
+async def test_pl_06_a_heartbeat_that_fails_ends_the_peer_with_that_error() -> None:
+    def heartbeat() -> Heartbeat:
+        raise KeyError("a bug")
+
+    async with make_hub() as hub:
+        error = await outcome(make_peer(hub.address, heartbeat=heartbeat).run())
+        assert "task 'heartbeat' failed: KeyError: 'a bug'" in str(error)
+
+
+async def test_pl_06_a_bug_in_a_callback_reaches_whoever_receives(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("a bug")
+
+    async with make_hub() as hub, serving(make_peer(hub.address)):
+        await all_joined(hub, 1)
+        monkeypatch.setattr(hub, "_understand", fail)
+        with pytest.raises(KeyError, match="a bug"):
+            await next_one(hub, Lost)
+
+
+# limits that must not be there, and those that must
+
+
+async def test_ht_01_nothing_but_the_queue_bounds_how_many_are_asked_at_once() -> None:
+    in_flight, all_there = itertools.count(1), asyncio.Event()
+
+    async def handle(order: Order) -> Answer:
+        if next(in_flight) == 512:
+            all_there.set()
+        await all_there.wait()
+        return Answer(order.number)
+
+    async with make_hub() as hub, serving(make_peer(hub.address, handle)):
+        await all_joined(hub, 1)
+        async with asyncio.TaskGroup() as group:
+            asks = [group.create_task(ask(hub, W0, number)) for number in range(512)]
+        assert [task.result().number for task in asks] == list(range(512))
+
+
+async def test_ht_02_an_answer_within_a_long_deadline_is_taken_and_asked_for_once() -> None:
+    clock, asked, may_answer = ManualClock(), [], asyncio.Event()
+
+    async def handle(order: Order) -> Answer:
+        asked.append(order.number)
+        await may_answer.wait()
+        return Answer(order.number)
+
+    async with (
+        make_hub(clock=clock, keepalive_period_s=5.0) as hub,
+        serving(make_peer(hub.address, handle)),
+        asyncio.TaskGroup() as group,
+    ):
+        await all_joined(hub, 1)
+        asking = group.create_task(ask(hub, W0, 1, deadline_s=900.0))
+        await until(lambda: asked == [1])
+        clock.advance(899.0)
+        await asyncio.sleep(0)
+        assert not asking.done()
+        may_answer.set()
+        assert await asking == Answer(1)
+        assert asked == [1]
+        may_answer.clear()
+        asking_again = group.create_task(outcome_of_timeout(ask(hub, W0, 2, deadline_s=900.0)))
+        await until(lambda: asked == [1, 2])
+        clock.advance(900.0)
+        assert await asking_again == f"{W0} did not answer Order within 900 s"
+
+
+async def outcome_of_timeout(asking: Awaitable[object]) -> str:
+    try:
+        await asking
+    except TimeoutError as error:
+        return str(error)
+    return "no timeout"
+
+
+async def test_mb_04_an_answer_that_is_there_already_beats_a_deadline_that_passed_asleep(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = ManualClock()
+    async with make_hub(clock=clock) as hub, asyncio.TaskGroup() as group:
+        raw = RawPeer(hub.address, "raw")
+        await raw.join(Hello("rollout", 0, 1, "here", 1, "run"))
+        asking = group.create_task(ask(hub, W0, 1, deadline_s=5.0))
+        envelope = await raw.hear(Kind.ASK)
+        raw.say(Kind.REPLY, envelope.op, encode(Answer(1)))
+        time.sleep(0.1)  # noqa: ASYNC251 - the loop is held up while the answer reaches the socket
+        clock.stall(8.0)
+        assert await within(asking) == Answer(1)
+        assert "the event loop was held up for 8.0 s" in caplog.text
+        raw.close()
+
+
+async def test_mq_06_a_large_message_passes_or_is_refused_by_name_and_blocks_nobody() -> None:
+    async with make_hub() as hub, serving(make_peer(hub.address), make_peer(hub.address, slot=1)):
+        await all_joined(hub, 2)
+        near = Order(1, bytes((1 << 20) - 100))
+        reply = await within(hub.ask(W0, near, deadline_s=LIMIT_S, reply_type=Answer))
+        assert len(reply.payload) == (1 << 20) - 100
+        for size in (1 << 20, 150 << 20):
+            with pytest.raises(FrameTooLargeError, match=r"Order of \d+ bytes .*max_frame_bytes = 1048576"):
+                hub.tell(W0, Order(2, bytes(size)))
+        assert await ask(hub, W1, 3) == Answer(3)
+
+
+async def test_mq_06_an_answer_that_does_not_fit_is_an_error_for_its_asker_alone() -> None:
+    async def handle(order: Order) -> Answer:
+        return Answer(order.number, bytes(order.number))
+
+    async with make_hub() as hub, serving(make_peer(hub.address, handle)):
+        await all_joined(hub, 1)
+        with pytest.raises(RemoteError, match=r"FrameTooLargeError: Answer of .*max_frame_bytes = 1048576"):
+            await ask(hub, W0, 2 << 20)
+        assert (await ask(hub, W0, 5)).number == 5
+
+
+async def test_mq_06_a_frame_far_over_the_limit_is_never_read_and_blocks_nobody() -> None:
+    async with make_hub(max_frame_bytes=1 << 16) as hub, serving(make_peer(hub.address)):
+        await all_joined(hub, 1)
+        rogue = RawPeer(hub.address, "rogue")
+        rogue.send(bytes(8 << 20))
+        for number in range(20):
+            assert (await ask(hub, W0, number)).number == number
+        rogue.close()
+        assert hub.peers() == (W0,)
+
+
+# coming and going
+
+
+async def test_a_peer_is_heard_by_its_heartbeats() -> None:
+    beats = itertools.count(1)
+    async with make_hub() as hub:
+        peer = make_peer(hub.address, heartbeat=lambda: Heartbeat(next(beats), "loading", 3))
+        async with serving(peer):
+            joined = await next_one(hub, Joined)
+            assert (joined.peer, joined.hello.slot, hub.peers()) == (W0, 0, (W0,))
+            first = hub.last_heard(W0)
+            assert (await next_one(hub, Told)).message == Heartbeat(1, "loading", 3)
+            assert (await next_one(hub, Told)).message == Heartbeat(2, "loading", 3)
+            assert hub.last_heard(W0) > first
+
+
+async def test_mq_03_nothing_is_sent_before_the_hello_and_nothing_after_it_is_lost() -> None:
+    heard: list[int] = []
+
+    async def handle(order: Order) -> None:
+        heard.append(order.number)
+
+    async with make_hub() as hub:
+        peer = make_peer(hub.address, handle)
+        with pytest.raises(PeerGoneError, match=f"{W0} is not connected"):
+            hub.tell(W0, Order(0))
+        async with serving(peer):
+            await all_joined(hub, 1)
+            for number in range(8):
+                hub.tell(W0, Order(number))  # in the moment of joining
+            await until(lambda: len(heard) == 8)
+    assert heard == list(range(8))
+
+
+async def test_mq_03_a_peer_that_is_up_before_the_coordinator_joins_when_that_comes() -> None:
+    async with make_hub() as hub:
+        address = hub.address
+    async with serving(make_peer(address)):
+        await asyncio.sleep(0.05)
+        async with make_hub(address=address) as hub:
+            assert await all_joined(hub, 1) == [W0]
+            assert await ask(hub, W0, 1) == Answer(1)
+
+
+async def test_a_peer_of_another_run_is_refused_by_name() -> None:
+    async with make_hub() as hub:
+        error = await outcome(make_peer(hub.address, run_id="other").run())
+        assert isinstance(error, RefusedError)
+        assert str(error) == f"{W0} is refused: it belongs to run 'other', this is run 'run'"
+        assert (hub.peers(), hub.counters.refused) == ((), 1)
+
+
+async def test_a_second_peer_under_the_name_is_refused_and_the_first_is_not_disturbed() -> None:
+    async with make_hub() as hub, serving(make_peer(hub.address, pid=41)):
+        await all_joined(hub, 1)
+        error = await outcome(make_peer(hub.address, pid=42).run())
+        assert str(error) == f"{W0} is refused: there is a {W0} already: pid 41 on here"
+        assert await ask(hub, W0, 1) == Answer(1)
+
+
+async def test_mb_05_the_next_incarnation_of_a_slot_gets_its_traffic_and_the_old_one_is_refused() -> None:
+    async with make_hub() as hub:
+        async with serving(make_peer(hub.address)):
+            await all_joined(hub, 1)
+            hub.drop(W0, "dead")
+        async with serving(make_peer(hub.address, incarnation=2)):
+            assert await all_joined(hub, 1) == ["rollout.0.2"]
+            assert await ask(hub, "rollout.0.2", 1) == Answer(1)
+            error = await outcome(make_peer(hub.address).run())
+            assert str(error) == f"{W0} is refused: incarnation 2 of it has been here since"
+
+
+async def test_me_03_refusals_without_end_fill_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "pearl.runtime.hub")
+    async with make_hub() as hub:
+        for _ in range(50):
+            await outcome(make_peer(hub.address, run_id="other").run())
+        assert hub.counters.refused == 50
+    assert len([record for record in caplog.records if record.name == "pearl.runtime.hub"]) == 1
+
+
+async def test_me_03_a_lost_connection_and_its_return_are_logged_once_each(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "pearl.runtime.hub")
+    async with make_hub(keepalive_period_s=0.005) as hub:
+        raw = RawPeer(hub.address, "raw")
+        await raw.join(Hello("rollout", 0, 1, "here", 1, "run"))
+        raw.close()
+        await until(lambda: "no connection" in caplog.text)
+        await asyncio.sleep(0.1)  # twenty keepalives
+        assert caplog.text.count("no connection") == 1
+
+
+async def test_who_only_asks_is_forgotten_when_it_went() -> None:
+    async with make_hub(keepalive_period_s=0.005) as hub:
+        raw = RawPeer(hub.address, "raw")
+        await raw.join(Hello("admin", 0, 77, "here", 1, "run"))
+        assert hub.peers() == ("admin.0.77",)
+        raw.close()
+        await until(lambda: hub.peers() == ())
+
+
+def test_an_address_that_is_taken_is_refused_with_the_way_out() -> None:
+    async def listen_twice() -> None:
+        async with make_hub() as hub:
+            with pytest.raises(ValueError, match=f"runtime.address = '{hub.address}'.*port 0"):
+                async with make_hub(address=hub.address):
+                    pass
+        with pytest.raises(ValueError, match="'nonsense'"):
+            async with make_hub(address="nonsense"):
+                pass
+
+    asyncio.run(listen_twice())
+
+
+# what breaks the protocol
+
+
+async def test_malformed_messages_are_counted_and_answered_and_hurt_nobody() -> None:
+    async with make_hub() as hub, serving(make_peer(hub.address, slot=1)):
+        await all_joined(hub, 1)
+        raw = RawPeer(hub.address, "raw")
+        await raw.join(Hello("rollout", 0, 1, "here", 1, "run"))
+        raw.say(Kind.TELL, 0, encode({"type": "Order", "number": "x"}))
+        raw.say(Kind.ASK, 7, encode({"type": "Nonsense"}))
+        error = await raw.hear(Kind.ERROR)
+        assert error.op == 7
+        assert b"Nonsense" in bytes(error.body)
+        assert hub.counters.malformed == 2
+        assert set(hub.peers()) == {W0, W1}
+        raw.send(b"\xc1")
+        lost = await next_one(hub, Lost)
+        assert lost.peer == W0
+        assert lost.reason.startswith("sent a frame that is none")
+        assert await ask(hub, W1, 1) == Answer(1)
+        raw.close()
+
+
+async def test_an_answer_that_cannot_be_read_ends_its_ask() -> None:
+    async with make_hub() as hub, asyncio.TaskGroup() as group:
+        raw = RawPeer(hub.address, "raw")
+        await raw.join(Hello("rollout", 0, 1, "here", 1, "run"))
+        asking = group.create_task(outcome(hub.ask(W0, Order(1), deadline_s=LIMIT_S)))
+        envelope = await raw.hear(Kind.ASK)
+        raw.say(Kind.REPLY, envelope.op, encode({"type": "Answer"}))
+        error = await asking
+        assert isinstance(error, RemoteError)
+        assert error.kind == "MalformedError"
+        raw.close()
+
+
+async def test_a_stranger_is_told_once_that_it_is_not_known() -> None:
+    async with make_hub() as hub:
+        raw = RawPeer(hub.address, "raw")
+        for _ in range(20):
+            raw.say(Kind.TELL, 0, encode(Order(1)))
+        assert b"not known" in bytes((await raw.hear(Kind.REFUSAL)).body)
+        await until(lambda: hub.counters.stale_messages == 20)
+        raw.close()
