@@ -59,7 +59,10 @@ def main() -> int:
     kinds: dict[str, int] = {}
     for _, event in entries:
         kinds[type(event).__name__] = kinds.get(type(event).__name__, 0) + 1
-    print(f"{len(entries)} events: " + ", ".join(f"{n} {k}" for k, n in sorted(kinds.items(), key=lambda x: -x[1])))
+    print(
+        f"{len(entries)} events: "
+        + ", ".join(f"{n} {k}" for k, n in sorted(kinds.items(), key=lambda x: -x[1]))
+    )
     rates, ratios = [], []
     for _ in range(ROUNDS):
         core, codec = time_core(config, entries), time_codec(entries)

@@ -118,7 +118,9 @@ def compare(name: str, ours: Callable[[], int], theirs: Callable[[], int], round
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
     logging.basicConfig(level=logging.ERROR)
@@ -128,8 +130,12 @@ def main() -> int:
     batched = build_model(ModelConfig(), VOCABULARY, 0)  # continuous batching changes its model's attention
     engine, equal, mixed = Engine(model), equal_requests(), mixed_requests()
     results = [
-        compare("16 equal requests, generate", lambda: engine(equal), lambda: generate(model, equal), rounds, 0.8),
-        compare("64 mixed requests, generate", lambda: engine(mixed), lambda: generate(model, mixed), rounds, 1.0),
+        compare(
+            "16 equal requests, generate", lambda: engine(equal), lambda: generate(model, equal), rounds, 0.8
+        ),
+        compare(
+            "64 mixed requests, generate", lambda: engine(mixed), lambda: generate(model, mixed), rounds, 1.0
+        ),
         compare(
             "16 equal requests, generate_batch",
             lambda: engine(equal),

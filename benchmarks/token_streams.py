@@ -9,6 +9,7 @@ tokens every 20 ms. The floor in the same run is decoding those frames and nothi
 
 import argparse
 import asyncio
+import io
 import resource
 import sys
 import tempfile
@@ -154,14 +155,9 @@ class Sampler:
 
 def decode_floor(seconds: float) -> float:
     """CPU ratio of decoding as many frames as came in ``seconds`` of the run."""
-    delta = rollout.AttemptDelta(
-        1,
-        pack([2] * FRAME_TOKENS),
-        floats([-0.5] * FRAME_TOKENS),
-        (VersionRun(Version(0, 0), FRAME_TOKENS, Version(0, 0)),),
-        0,
-        None,
-    )
+    runs = (VersionRun(Version(0, 0), FRAME_TOKENS, Version(0, 0)),)
+    ids, logprobs = pack([2] * FRAME_TOKENS), floats([-0.5] * FRAME_TOKENS)
+    delta = rollout.AttemptDelta(1, ids, logprobs, runs, 0, None)
     frame = encode(rollout.Deltas(0, (delta,)))
     decoder = msgspec.msgpack.Decoder(rollout.RolloutMessage)
     frames = int(NUM_STREAMS * seconds / FRAME_S)
@@ -176,14 +172,13 @@ async def coordinate(run_dir: Path) -> Sampler:
     files.write_config(CONFIG)
     beginning = resuming.begin(CONFIG, files)
     cluster = RemoteCluster()
-    with Path("/dev/null").open("w") as quiet:
-        console = Console(quiet, NUM_STREAMS)
-        session = Session(CONFIG, RUN_ID, files, console, beginning, cluster)  # type: ignore[arg-type]
-        sampler = Sampler(lambda: beginning.core._state.counters.tokens_generated)
-        async with session.make_hub() as hub, asyncio.TaskGroup() as group:
-            sampling = group.create_task(sampler.run())
-            await session.run(hub)
-            sampling.cancel()
+    console = Console(io.StringIO(), NUM_STREAMS)
+    session = Session(CONFIG, RUN_ID, files, console, beginning, cluster)  # type: ignore[arg-type]
+    sampler = Sampler(lambda: beginning.core._state.counters.tokens_generated)
+    async with session.make_hub() as hub, asyncio.TaskGroup() as group:
+        sampling = group.create_task(sampler.run())
+        await session.run(hub)
+        sampling.cancel()
     beginning.journal.close()
     files.close()
     return sampler
@@ -213,9 +208,8 @@ def main() -> int:
     print(f"coordinator: {cpu:.0%} of a core, {cpu / floor:.1f}x decoding the same frames ({floor:.1%})")
     print(f"loop lag p99: {lag * 1e3:.1f} ms")
     passed = cpu <= MAX_CPU_RATIO and lag <= MAX_LAG_P99_S
-    print(
-        f"{'PASS' if passed else 'FAIL'}: needs <= {MAX_CPU_RATIO:.0%} of a core, lag <= {MAX_LAG_P99_S * 1e3:.0f} ms"
-    )
+    needs = f"needs <= {MAX_CPU_RATIO:.0%} of a core and a lag <= {MAX_LAG_P99_S * 1e3:.0f} ms"
+    print(f"{'PASS' if passed else 'FAIL'}: {needs}")
     return 0 if passed else 1
 
 

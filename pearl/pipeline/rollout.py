@@ -336,7 +336,11 @@ class Rollout:
         """With partial rollout off, no trajectory goes on under other weights than it began with."""
         for trajectory in list(self.state.trajectories.values()):
             begun = trajectory.end_version
-            if begun is not None and begun.step != version.step and trajectory.phase not in ("finished", "trained"):
+            if (
+                begun is not None
+                and begun.step != version.step
+                and trajectory.phase not in ("finished", "trained")
+            ):
                 self.restart_when_free(trajectory, "partial rollout is off")
 
     def reopen_finished(self, trajectory: Trajectory, reason: str) -> None:

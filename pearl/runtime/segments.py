@@ -127,7 +127,9 @@ def remove_drafts(directory: Path) -> None:
 def _read_record(path: Path, data: bytes, offset: int) -> Record | None:
     """The record at ``offset``; None when the file ends within it."""
     start = offset + _HEAD.size
-    if start > len(data) or not any(memoryview(data)[offset:]):  # a view: the rest is not copied for each record
+    if start > len(data) or not any(
+        memoryview(data)[offset:]
+    ):  # a view: the rest is not copied for each record
         return None
     a, b, length_check, c, check, d, length = _HEAD.unpack_from(data, offset)
     if (a, b, c, d) != (_ARRAY, _UINT32, _UINT64, _BIN32):

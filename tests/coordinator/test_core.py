@@ -35,7 +35,7 @@ def assert_clean(world: World, steps: int) -> None:
     assert summary["complete"]
     assert summary["steps"] == steps
     assert summary["prompts_lost"] == summary["prompts_trained_twice"] == 0
-    restores = {r[0]: r[1] for r in summary["lineages"]}  # type: ignore[union-attr,index,misc]
+    restores = {r[0]: r[1] for r in summary["lineages"]}  # type: ignore[union-attr]
     alive = [
         r
         for r in training_records(world)
@@ -45,7 +45,8 @@ def assert_clean(world: World, steps: int) -> None:
     batch = world.config.data.batch_size
     assert Counter(r.trajectory for r in alive) == Counter(range(steps * batch))
     assert all(r.trained_step == r.cohort for r in alive)
-    generated = sum(t.generated_tokens for r in alive for t in r.turns if r.outcome not in ("expired", "infrastructure"))
+    unmasked = [r for r in alive if r.outcome not in ("expired", "infrastructure")]
+    generated = sum(t.generated_tokens for r in unmasked for t in r.turns)
     assert summary["tokens_trained"] == generated
     everything = training_records(world)
     retrained = [r for r in everything if r.trained_step is not None and r not in alive]
@@ -108,7 +109,7 @@ def test_killed_workers_cost_only_unstreamed_tokens() -> None:
     world.run()
     assert_clean(world, 5)
     assert world.finish is not None
-    assert world.finish.summary["workers_lost"] == world.finish.summary["workers_lost"]
+    assert world.finish.summary["workers_lost"] >= 1  # type: ignore[operator]
     lost = world.finish.summary["tokens_lost"]
     assert isinstance(lost, int)
     assert lost >= 0
@@ -155,7 +156,12 @@ def test_trainer_death_restarts_only_the_training_world() -> None:
         if world.finish is not None:
             break
         world.step()
-        if losses < 3 and world.trainer and world.core._state.trainer.status == "training" and world.rng.random() < 0.1:
+        if (
+            losses < 3
+            and world.trainer
+            and world.core._state.trainer.status == "training"
+            and world.rng.random() < 0.1
+        ):
             world.lose_trainer()
             losses += 1
     assert losses == 3
@@ -167,7 +173,9 @@ def test_trainer_death_restarts_only_the_training_world() -> None:
 
 
 def test_restore_to_an_older_checkpoint_discards_dead_updates() -> None:
-    config = msgspec.structs.replace(make_config(staleness_bound=1), training=TrainingConfig(checkpoint_every=3))
+    config = msgspec.structs.replace(
+        make_config(staleness_bound=1), training=TrainingConfig(checkpoint_every=3)
+    )
     world = World(config, seed=5)
     world.start()
     while world.core._state.trainer.step < 2:
@@ -248,7 +256,9 @@ def test_en_05_infrastructure_failures_are_masked_not_rewarded() -> None:
     world.env_failure_rate = 0.3
     world.run()
     assert_clean(world, 5)
-    masked = {r.trajectory for r in training_records(world) if r.outcome == "infrastructure" and not r.discarded}
+    masked = {
+        r.trajectory for r in training_records(world) if r.outcome == "infrastructure" and not r.discarded
+    }
     assert masked
     for _, _, done in world.entries:
         for command in done:
@@ -265,7 +275,9 @@ def test_environments_that_die_are_replayed() -> None:
         world.lose_environments()
     world.run()
     assert_clean(world, 5)
-    replays = [c for _, _, done in world.entries for c in done if isinstance(c, commands.OpenEpisode) and c.turns]
+    replays = [
+        c for _, _, done in world.entries for c in done if isinstance(c, commands.OpenEpisode) and c.turns
+    ]
     assert replays
 
 
@@ -304,7 +316,7 @@ def test_st_07_the_data_ends_before_the_steps() -> None:
     assert world.finish.summary["steps"] == 3
     notes = [r.values["text"] for r in world.reports if r.kind == "note"]
     assert notes == ["the data ends after 3 steps (5 prompts), before run.num_steps = 5"]
-    assert Counter(r.prompt for r in training_records(world)) == {p: 4 for p in range(5)}
+    assert Counter(r.prompt for r in training_records(world)) == dict.fromkeys(range(5), 4)
 
 
 def test_st_01_staleness_is_counted_once() -> None:
@@ -346,7 +358,7 @@ def test_late_answers_are_dropped_and_counted() -> None:
         world.step()
     before = world.core._state.counters.stale_events
     version = Version(0, 0)
-    late = [
+    late: list[events.AnyEvent] = [
         events.WorkerReady(1, Slot(0), Incarnation(9), "host", 1),  # type: ignore[arg-type]
         events.WeightsProven(1, Slot(0), Incarnation(1), version, checksum(version), 0.1),  # type: ignore[arg-type]
         events.WorkerLost(Slot(1), Incarnation(7), "old"),
