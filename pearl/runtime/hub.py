@@ -295,7 +295,7 @@ class Hub:
         names = self._members.by_name
         self._unconnected &= names.keys()
         for name in self._unconnected - before:
-            log.warning("%s has no connection", name)
+            log.info("%s has no connection", name)
         for name in (before - self._unconnected) & names.keys():
             log.info("%s is connected again", name)
         for name in [name for name in self._unconnected if names[name].hello.kind == "admin"]:

@@ -1,12 +1,13 @@
 """The main job with real processes: it runs, survives kills, stops cleanly, and resumes as if nothing had happened."""
 
+import json
 import os
 import random
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from live_run import ROOT, LiveRun, environ, read_lines, resumed, started
@@ -93,18 +94,27 @@ def test_ws_10_kills_and_stops_hurt_only_themselves(tmp_path: Path) -> None:
     assert replay(run.run_dir).returncode == 0
 
 
+class Finished(NamedTuple):
+    """What an uninterrupted run left."""
+
+    run_dir: Path
+    samples: dict[int, Any]
+    losses: list[float]
+
+
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[int, Any], list[float]]:
-    with started(tmp_path_factory.mktemp("base") / "run", **SYNCHRONOUS) as run:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    run_dir = tmp_path_factory.mktemp("base") / "run"
+    with started(run_dir, **SYNCHRONOUS) as run:
         assert run.wait() == 0, run.text()
     run.assert_clean()
-    return samples(run), losses(run)
+    return Finished(run_dir, samples(run), losses(run))
 
 
 SYNCHRONOUS: dict[str, Any] = {"rollout__staleness_bound": 0, "run__num_steps": 6}
 
 
-def crash_and_compare(run_dir: Path, seed: int, expected: tuple[dict[int, Any], list[float]]) -> None:
+def crash_and_compare(run_dir: Path, seed: int, expected: Finished) -> None:
     rng = random.Random(f"{seed}/kill")
     with started(run_dir, **SYNCHRONOUS) as run:
         run.wait_for_step(rng.randrange(0, 4))
@@ -116,23 +126,36 @@ def crash_and_compare(run_dir: Path, seed: int, expected: tuple[dict[int, Any], 
     with resumed(run_dir) as run:
         assert run.wait() == 0, run.text()
     run.assert_clean()
-    assert samples(run) == expected[0]
-    assert losses(run) == pytest.approx(expected[1], abs=1e-5)
+    assert samples(run) == expected.samples
+    assert losses(run) == pytest.approx(expected.losses, abs=1e-5)
     assert replay(run_dir).returncode == 0
+
+
+def test_staleness_0_has_the_losses_of_a_plain_synchronous_loop(uninterrupted: Finished) -> None:
+    script = ROOT / "tests" / "e2e" / "synchronous_loop.py"
+    result = subprocess.run(
+        [sys.executable, str(script), str(uninterrupted.run_dir)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert uninterrupted.losses == pytest.approx(json.loads(result.stdout), abs=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_pl_02_ck_01_coordinator_killed_and_resumed(
-    tmp_path: Path, seed: int, uninterrupted: tuple[dict[int, Any], list[float]]
+    tmp_path: Path, seed: int, uninterrupted: Finished
 ) -> None:
     crash_and_compare(tmp_path / "run", seed, uninterrupted)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2, 20))
-def test_coordinator_killed_anywhere_and_resumed(
-    tmp_path: Path, seed: int, uninterrupted: tuple[dict[int, Any], list[float]]
-) -> None:
+def test_coordinator_killed_anywhere_and_resumed(tmp_path: Path, seed: int, uninterrupted: Finished) -> None:
     crash_and_compare(tmp_path / "run", seed, uninterrupted)
 
 
