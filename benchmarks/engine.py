@@ -89,7 +89,9 @@ def generate(model: PreTrainedModel, workload: Workload) -> int:
 def generate_batch(model: PreTrainedModel, workload: Workload) -> int:
     """The library's own continuous batching; it has one length for all, so it gets equal requests only."""
     count = max(count for _, count in workload)
-    settings = GenerationConfig(max_new_tokens=count, do_sample=False, pad_token_id=0, eos_token_id=-1)
+    settings = GenerationConfig(  # type: ignore[no-untyped-call]
+        max_new_tokens=count, do_sample=False, pad_token_id=0, eos_token_id=-1
+    )
     batching = ContinuousBatchingConfig(page_size=16, num_blocks=1024, max_batch_tokens=512)
     outputs = model.generate_batch(  # type: ignore[operator]
         [prompt for prompt, _ in workload], settings, batching, warmup=False
@@ -124,7 +126,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
     logging.basicConfig(level=logging.ERROR)
-    transformers_logging.set_verbosity_error()
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     use_one_thread()
     model = build_model(ModelConfig(), VOCABULARY, 0)
     batched = build_model(ModelConfig(), VOCABULARY, 0)  # continuous batching changes its model's attention

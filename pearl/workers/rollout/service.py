@@ -77,9 +77,6 @@ class RolloutService:
     # Requests
 
     async def _generate(self, message: Generate) -> None:
-        if message.attempt in self._live:
-            log.warning("%s: attempt %d was sent twice; the first goes on", self._name, message.attempt)
-            return
         if self._update.locked():
             self._refuse(message.attempt, "abort", "")
             return
@@ -88,12 +85,16 @@ class RolloutService:
             return
         ids = np.frombuffer(message.ids, "<i4")
         request = GenerateRequest(message.attempt, ids, message.params, message.seed, message.pair)
+        is_repeat = message.attempt in self._live
         self._live.add(message.attempt)
         self._idle.clear()
         try:
             await self._engine.generate(request, self._emit)
         except ValueError as error:
-            self._refuse(message.attempt, "error", str(error))
+            # Its one answer is given by the first try, now or earlier; a second end would be credited twice.
+            log.warning("%s: dropped a request: %s", self._name, error)
+            if not is_repeat:
+                self._forget(message.attempt)
 
     def _refuse(self, attempt: int, finish: FinishReason, error: str) -> None:
         """An attempt that the engine never saw ends with nothing."""
@@ -105,11 +106,14 @@ class RolloutService:
         self._num_adds += 1
         self._num_progress += 1
         if delta.finish is not None:
-            self._live.discard(delta.attempt)
-            if not self._live:
-                self._idle.set()
+            self._forget(delta.attempt)
         if self._frames.has_finished or self._num_adds >= self._frame_deltas():
             self._is_urgent.set()
+
+    def _forget(self, attempt: int) -> None:
+        self._live.discard(attempt)
+        if not self._live:
+            self._idle.set()
 
     def _frame_deltas(self) -> int:
         """Deltas that add up to ``frame_iterations`` passes: each gives every live attempt at most one."""

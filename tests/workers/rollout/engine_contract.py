@@ -264,7 +264,7 @@ async def test_what_an_engine_cannot_do_is_a_typed_error(subject: Subject) -> No
     await subject.engine.set_role(subject.engine.role)
     for role in ("prefill", "decode"):
         with pytest.raises(UnsupportedError, match=subject.engine.name):
-            await subject.engine.set_role(role)  # type: ignore[arg-type]
+            await subject.engine.set_role(role)
 
 
 async def test_a_packed_context_is_not_changed(subject: Subject) -> None:

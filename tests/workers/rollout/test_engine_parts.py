@@ -54,7 +54,9 @@ def test_sampling_inverts_the_distribution_and_passes_over_impossible_ids() -> N
 
 
 def test_sampling_mixes_greedy_rows_temperatures_and_bad_rows() -> None:
-    logits = torch.tensor([[0.0, 1.0, 2.0], [0.0, 1.0, 2.0], [0.0, float("nan"), 2.0], [0.0, float("inf"), 1.0]])
+    logits = torch.tensor(
+        [[0.0, 1.0, 2.0], [0.0, 1.0, 2.0], [0.0, float("nan"), 2.0], [0.0, float("inf"), 1.0]]
+    )
     found = sample(logits, np.array([0.0, 0.5, 1.0, 0.0]), np.array([0.0, 0.0, 0.5, 0.5]))
     assert found.ids[:2] == [2, 0]
     assert found.finite == [True, True, False, False]
@@ -167,7 +169,10 @@ class Simulation:
 def test_rx_every_page_comes_back_whatever_happens(data: st.DataObject) -> None:
     draw = data.draw
     simulation = Simulation(
-        draw(st.integers(4, 24)), draw(st.sampled_from([1, 4, 16])), draw(st.integers(1, 20)), draw(st.integers(1, 5))
+        draw(st.integers(4, 24)),
+        draw(st.sampled_from([1, 4, 16])),
+        draw(st.integers(1, 20)),
+        draw(st.integers(1, 5)),
     )
     wanted: dict[int, int] = {}
     for attempt in range(draw(st.integers(1, 12))):

@@ -87,10 +87,11 @@ class TorchEngine:
     async def generate(self, request: GenerateRequest, emit: Emit) -> None:
         if request.attempt in self._emits or request.attempt in self._ended:
             raise ValueError(f"attempt {request.attempt} is already known; every try needs an id of its own")
-        if self._failure:
-            raise ValueError(self._failure)
-        self._emits[request.attempt] = emit
         core = self._started()
+        self._emits[request.attempt] = emit
+        if self._failure:
+            self._deliver([Delta(request.attempt, [], [], [], 0, "error", self._failure)])
+            return
         self._inbox.put(lambda: core.submit(request))
 
     async def abort(self, attempt: int) -> None:

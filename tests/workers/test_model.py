@@ -1,0 +1,128 @@
+"""Building the policy, and the engine on other architectures than the built-in one."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from pearl.state.config import ModelConfig
+from pearl.state.messages.rollout import SamplingParams
+from pearl.state.weights import BucketSpec, Version
+from pearl.workers.links.checksum import canonical_tensors, dtype_name, model_checksum, tensor_bytes
+from pearl.workers.links.layout import image_bytes, lay_out
+from pearl.workers.model import build_model, resolve_device
+from pearl.workers.rollout.protocol import Delta, GenerateRequest
+from pearl.workers.rollout.torch_engine.core import EngineCore
+from pearl.workers.rollout.torch_engine.settings import EngineSettings
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "initializer_range": 0.3,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+
+
+def test_the_same_seed_gives_the_same_weights() -> None:
+    one, same, other = (model_checksum(build_model(ModelConfig(), 32, seed)) for seed in (1, 1, 2))
+    assert one == same != other
+
+
+def test_building_leaves_the_random_state_alone() -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    build_model(ModelConfig(), 32, 1)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_tied_weights_are_one_tensor_under_the_first_name() -> None:
+    names = dict(canonical_tensors(build_model(ModelConfig(), 32, 1)))
+    assert "lm_head.weight" in names
+    assert "model.embed_tokens.weight" not in names
+
+
+def test_a_missing_model_is_named_with_the_way_out(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"model\.path = .*nowhere.*tiny-qwen3"):
+        build_model(ModelConfig(path=str(tmp_path / "nowhere")), 32, None)
+
+
+def test_a_model_with_too_few_ids_is_refused(tmp_path: Path) -> None:
+    LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="40 token ids, the environment uses 41"):
+        build_model(ModelConfig(path=str(tmp_path)), 41, None)
+
+
+def test_cuda_without_cuda_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_device(ModelConfig()).type == "cpu"
+    with pytest.raises(ValueError, match=r"model\.device"):
+        resolve_device(ModelConfig(device="cuda"))
+
+
+def run(model: PreTrainedModel, contexts: list[list[int]], count: int) -> list[list[Delta]]:
+    """Greedy answers of an engine that was handed the model's own weights."""
+    core = EngineCore(model, EngineSettings(prefill_chunk_tokens=16))
+    tensors = canonical_tensors(model)
+    specs = lay_out((name, dtype_name(t.dtype), tuple(t.shape)) for name, t in tensors)
+    data = bytearray(image_bytes(specs))
+    for spec, (_, tensor) in zip(specs, tensors, strict=True):
+        data[spec.offset : spec.offset + spec.num_bytes] = tensor_bytes(tensor)
+    core.begin_update(Version(0, 1), specs)
+    core.update_bucket(BucketSpec(0, len(data), ""), memoryview(data))
+    core.end_update()
+    for attempt, context in enumerate(contexts):
+        core.submit(
+            GenerateRequest(attempt, np.array(context, np.int32), SamplingParams(count, 0.0, ()), attempt)
+        )
+    while core.step():
+        pass
+    return [[delta for delta in core.deltas if delta.attempt == a] for a in range(len(contexts))]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        LlamaForCausalLM(LlamaConfig(**SIZES)),
+        Qwen2ForCausalLM(Qwen2Config(**SIZES)),
+        MistralForCausalLM(MistralConfig(**SIZES, sliding_window=12)),
+    ],
+    ids=["llama", "qwen2", "mistral, sliding window"],
+)
+def test_other_architectures_answer_like_their_own_generate(model: PreTrainedModel, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path)
+    loaded = build_model(ModelConfig(path=str(tmp_path)), 40, None)
+    contexts = [[1, 2, 3], list(range(40)), [7] * 17]
+    found = [[token for delta in deltas for token in delta.ids] for deltas in run(loaded, contexts, 20)]
+    for context, answer in zip(contexts, found, strict=True):
+        tokens = torch.tensor([context])
+        output = model.train(False).generate(
+            tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=20, do_sample=False, pad_token_id=0
+        )
+        assert output[0, len(context) :].tolist() == answer
+
+
+def test_attention_that_the_engine_lacks_is_refused_not_ignored() -> None:
+    model = Gemma2ForCausalLM(Gemma2Config(**SIZES, attn_logit_softcapping=20.0))
+    (deltas,) = run(model, [[1, 2, 3]], 2)
+    assert (deltas[-1].finish, deltas[-1].ids) == ("error", [])
+    assert "softcap" in deltas[-1].error
