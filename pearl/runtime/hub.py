@@ -23,8 +23,6 @@ from pearl.runtime.codec import (
     encode,
     encode_bounded,
     encode_failure,
-    encode_reason,
-    pack,
 )
 from pearl.runtime.errors import (
     FrameTooLargeError,
@@ -38,7 +36,8 @@ from pearl.runtime.inbound import Asked, Inbound, Joined, Lost, Told
 from pearl.runtime.limited_log import LimitedLog
 from pearl.runtime.liveness import Lateness
 from pearl.runtime.membership import Member, Membership, peer_name
-from pearl.runtime.transport import Ear, Outbox, Port
+from pearl.runtime.posting import Posting
+from pearl.runtime.transport import Ear, Port
 from pearl.state.messages.control import Ack, Hello
 
 __all__ = [
@@ -103,8 +102,7 @@ class Hub:
         self._keepalive_period_s = keepalive_period_s
         self._reader = FrameReader(messages | Hello | Ack, max_frame_bytes)
         self._members = Membership(run_id)
-        self._backlog: set[str] = set()  # members whose outbox is not empty
-        self._unconnected: set[str] = set()  # members without a connection when last sent to
+        self._posting = Posting(self._members, self.faults, queue_messages, self._transmit)
         self._asks = Asks(clock, self._poll)
         self._inbound: deque[Inbound] = deque()
         self._arrived = asyncio.Event()
@@ -117,7 +115,7 @@ class Hub:
         self._timer: Timer | None = None
 
     async def __aenter__(self) -> Self:
-        port = Port(zmq.ROUTER, self._max_frame_bytes, self._on_frames, self._flush, self._on_failure)
+        port = Port(zmq.ROUTER, self._max_frame_bytes, self._on_frames, self._posting.flush, self._on_failure)
         self.address = port.bind(self.address)
         self._open = port, Ear(port, self.clock, self._queue_messages)
         self._lateness = Lateness(self._keepalive_period_s, self.clock.now())
@@ -144,7 +142,7 @@ class Hub:
             FrameTooLargeError: (a ValueError) names the limit.
         """
         member = self._member(peer)
-        self._post(member, Kind.TELL, 0, encode_bounded(message, self._max_frame_bytes))
+        self._posting.post(member, Kind.TELL, 0, encode_bounded(message, self._max_frame_bytes))
 
     @overload
     async def ask(self, peer: str, message: msgspec.Struct, *, deadline_s: float) -> msgspec.Struct: ...
@@ -172,7 +170,7 @@ class Hub:
         body = encode_bounded(message, self._max_frame_bytes)
         name = type(message).__name__
         reply = await self._asks.ask(
-            peer, name, deadline_s, lambda op: self._post(member, Kind.ASK, op, body)
+            peer, name, deadline_s, lambda op: self._posting.post(member, Kind.ASK, op, body)
         )
         if not isinstance(reply, reply_type):
             answer = type(reply).__name__
@@ -196,9 +194,8 @@ class Hub:
         member = self._members.remove(peer)
         if member is None:
             return
-        self._backlog.discard(peer)
         self._asks.fail(peer, reason)
-        self._refuse(member.route, peer, 0, reason)
+        self._posting.refuse(member.route, peer, 0, reason)
         log.info("%s dropped: %s", peer, reason)
 
     def peers(self) -> tuple[str, ...]:
@@ -233,44 +230,23 @@ class Hub:
         assert self._open is not None, "the hub is not entered"
         return self._open[1]
 
+    def _transmit(self, frames: tuple[bytes, bytes]) -> bool:
+        return self._port.try_send(frames)
+
     def _member(self, peer: str) -> Member:
         member = self._members.by_name.get(peer)
         if member is None:
             raise PeerGoneError(f"{peer} is not connected")
         return member
 
-    def _post(self, member: Member, kind: Kind, op: int, body: bytes) -> None:
-        member.outbox.put(kind, op, body)
-        if member.outbox:
-            self._backlog.add(member.name)
-
     def _answer(self, member: Member, kind: Kind, op: int, body: bytes) -> None:
         """To a peer that may be gone; one that does not take its answers is lost, and nobody else hurt."""
         if not self._members.has(member):
             return
         try:
-            self._post(member, kind, op, body)
+            self._posting.post(member, kind, op, body)
         except QueueFullError as error:
             self._lose(member, str(error))
-
-    def _send(self, name: str, route: bytes, frame: bytes) -> bool:
-        if self.faults.active:
-            if self.faults.is_cut(name):
-                return False
-            if self.faults.loses(name, "out"):
-                return True
-        try:
-            return self._port.try_send((route, frame))
-        except PeerGoneError:
-            self._unconnected.add(name)
-            return False
-
-    def _flush(self) -> None:
-        for name in list(self._backlog):
-            outbox = self._member(name).outbox
-            outbox.flush()
-            if not outbox:
-                self._backlog.discard(name)
 
     def _tick(self) -> None:
         self._timer = self.clock.call_later(self._keepalive_period_s, self._tick)
@@ -281,30 +257,8 @@ class Hub:
         held_up_s = self._lateness.look(now)
         if held_up_s > LATE_S:
             self._late_log.warning(now, "the event loop was held up for %.1f s", held_up_s)
-        before, self._unconnected = self._unconnected, set()
-        for member in self._members.by_name.values():
-            member.outbox.put_if_idle(Kind.KEEPALIVE, 0, encode(None))
-            if member.outbox:
-                self._backlog.add(member.name)
-        # A second look at full pipes: that they have room again is an edge, which another call may have swallowed.
-        self._flush()
-        self._note_unconnected(before)
-
-    def _note_unconnected(self, before: set[str]) -> None:
-        """Whoever watches over a peer decides what its silence means; nobody does over those that only ask."""
-        names = self._members.by_name
-        self._unconnected &= names.keys()
-        for name in self._unconnected - before:
-            log.info("%s has no connection", name)
-        for name in (before - self._unconnected) & names.keys():
-            log.info("%s is connected again", name)
-        for name in [name for name in self._unconnected if names[name].hello.kind == "admin"]:
+        for name in self._posting.keep_alive():
             self.drop(name, "it went")
-
-    def _refuse(self, route: bytes, name: str, op: int, reason: str) -> None:
-        """As far as it can be told at once; whoever does not hear it ends by its lease."""
-        self._send(name, route, pack(0, Kind.REFUSAL, op, encode_reason(reason)))
-        self._members.note_refused(route)
 
     # receiving
 
@@ -389,7 +343,9 @@ class Hub:
             return
         self.counters.stale_messages += 1
         if self._members.note_refused(route):
-            self._refuse(route, "", envelope.op, "it is not known here: it did not say hello, or was dropped")
+            self._posting.refuse(
+                route, "", envelope.op, "it is not known here: it did not say hello, or was dropped"
+            )
 
     def _greet(self, route: bytes, envelope: Envelope, hello: Hello) -> None:
         name, now = peer_name(hello), self.clock.now()
@@ -398,12 +354,12 @@ class Hub:
             self.counters.refused += 1
             whence = f"pid {hello.pid} on {hello.host}"
             self._refused_log.warning(now, "%s (%s) refused: %s", name, whence, reason)
-            self._refuse(route, name, envelope.op, reason)
+            self._posting.refuse(route, name, envelope.op, reason)
             return
-        outbox = Outbox(name, lambda frame: self._send(name, route, frame), self._queue_messages)
+        outbox = self._posting.make_outbox(name, route)
         member = Member(name, route, hello, outbox, now, envelope.sequence + 1)
         self._members.add(member)
-        self._post(member, Kind.REPLY, envelope.op, encode(Ack()))
+        self._posting.post(member, Kind.REPLY, envelope.op, encode(Ack()))
         log.info("%s joined: pid %d on %s", name, hello.pid, hello.host)
         self._deliver(Joined(name, hello))
 

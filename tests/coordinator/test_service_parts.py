@@ -13,13 +13,14 @@ from pearl.coordinator.console import Console
 from pearl.coordinator.groups import Groups, NotEnoughGpusError
 from pearl.coordinator.mailbox import Mailbox
 from pearl.coordinator.run_files import RunFiles
-from pearl.coordinator.seeds import splitmix64, trajectory_seed
+from pearl.coordinator.seeds import trajectory_seed
 from pearl.coordinator.trainer import pieces
 from pearl.state.commands import Report
 from pearl.state.config import Config, ModelConfig
 from pearl.state.ids import GpuId, TrajectoryId
 from pearl.state.messages.control import AgentReport, Gpu
 from pearl.state.messages.training import Demonstration
+from pearl.state.splitmix import splitmix64
 
 Values = dict[str, int | float | str | bool | None]
 

@@ -113,7 +113,7 @@ async def test_a_run_leaves_its_results_and_a_journal_that_replays(tmp_path: Pat
     assert "workers 2/2" in life.stream.getvalue()
 
 
-async def test_samples_hold_exactly_what_was_generated(tmp_path: Path) -> None:
+async def test_tk_01_samples_hold_exactly_what_was_generated(tmp_path: Path) -> None:
     life = await run_whole(tmp_path)
     made = {request.trajectory: request for request in life.cluster.requests}
     for version, samples in life.cluster.trained.items():

@@ -3,9 +3,9 @@
 import numpy as np
 import numpy.typing as npt
 
+from pearl.state.splitmix import splitmix64
 from pearl.state.weights import Version
 from pearl.workers.rollout.protocol import GenerateRequest
-from pearl.workers.rollout.torch_engine.sampler import seed_key
 
 
 class Request:
@@ -63,7 +63,7 @@ class Request:
         """The oldest version in its KV; None while there is none."""
         self.is_stale = False
         """Its KV began under an older version or was told to be forgotten: never cached for others."""
-        self.key = seed_key(request.seed & ((1 << 64) - 1))
+        self.key = splitmix64(request.seed)
         self.temperature = request.params.temperature
         self.stop_ids = frozenset(request.params.stop_ids)
 

@@ -10,20 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-GOLDEN = 0x9E3779B97F4A7C15  # the increment of the splitmix64 generator
-MASK64 = (1 << 64) - 1
-
-
-def seed_key(seed: int) -> int:
-    """Spread a trajectory's seed over 64 bits, so that neighbouring seeds have unrelated draws."""
-    z = (seed + GOLDEN) & MASK64
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK64
-    return z ^ (z >> 31)
+from pearl.state.splitmix import GOLDEN, splitmix64
 
 
 def key_uniform(keys: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Uniform in [0, 1) for each (``seed_key``, position); unsigned arithmetic wraps on purpose."""
+    """Uniform in [0, 1) for each (``splitmix64`` of the seed, position); unsigned arithmetic wraps on purpose."""
     z = keys + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(GOLDEN)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -36,7 +27,7 @@ def counter_uniform(
     seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:
     """Uniform in [0, 1) for each (seed, position)."""
-    keys = np.array([seed_key(int(seed)) for seed in seeds], np.uint64)
+    keys = np.array([splitmix64(int(seed)) for seed in seeds], np.uint64)
     return key_uniform(keys, positions)
 
 
