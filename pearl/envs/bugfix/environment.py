@@ -14,7 +14,7 @@ class BugfixEnvironment:
         num_lines: int = 4,
         num_symbols: int = 10,
         look_ratio: float = 0.6,
-        look_weight: float = 0.15,
+        look_weight: float = 0.13,
     ) -> None:
         """The keywords are ``environment.options``. ValueError names the one that is out of range."""
         self._shape = Shape(num_lines, num_symbols)
