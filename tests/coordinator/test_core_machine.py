@@ -109,6 +109,11 @@ class CoreMachine(RuleBasedStateMachine):
             self.world.core.handle(answers[0], self.world.now)
             self.world.core.check()
 
+    @rule()
+    def ask_for_status(self) -> None:
+        """Possible at any time, also when the run is over."""
+        assert self.world.core.status()["step"] == self.world.core._state.trainer.step
+
     def teardown(self) -> None:
         if not hasattr(self, "world"):
             return
