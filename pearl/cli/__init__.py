@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 it failed, 2 it was asked wrongly, 130 and 143 stopped by 
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -40,6 +41,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(str(error), ASKED_WRONGLY)
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read the output has left. Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except OSError as error:
+        return _fail(str(error), FAILED)
 
 
 def _run(words: Sequence[str]) -> int:
@@ -94,7 +101,11 @@ def _replay(words: Sequence[str]) -> int:
         return _fail(str(error), FAILED)
     if difference is not None:
         return _fail(difference, FAILED)
-    print(f"{run_dir}: a fresh core gives the same commands")
+    torn = replay.torn_bytes(run_dir)
+    cut = (
+        f"; the journal's end is cut short: {torn} bytes of an unfinished entry were left out" if torn else ""
+    )
+    print(f"{run_dir}: a fresh core gives the same commands{cut}")
     return 0
 
 

@@ -51,7 +51,10 @@ def _close(run_dir: Path) -> None:
     for line in closing_lines(run_dir):
         print(line)
     path = run_dir / "report.html"
-    print(f"report: {path if path.is_file() else build(run_dir)}")
+    try:
+        print(f"report: {path if path.is_file() else build(run_dir)}")
+    except OSError as error:
+        print(f"no report: {error}; pearl report {run_dir} makes it later")
 
 
 def would_start(config: Config, run_dir: Path, resume: bool) -> str:

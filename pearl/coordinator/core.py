@@ -118,12 +118,17 @@ class Coordinator:
         self._rebuilder.stop_broken(now)
         self._rebuilder.bring_up_to_date(self._state.published, now)
         self._end_evaluation(now)
+        if self.finished:
+            return
         self._begin_final_evaluation()
         if self._state.published is not None:
             self._rollout.open_episodes(self._state.trainer.step)
             self._rollout.dispatcher.dispatch(
                 self._state.rollout.trajectories, self._state.rollout.evaluation, now
             )
+        if self._training.has_nothing_to_learn_from:
+            self._give_up(now, "every trajectory of the first step")
+            return
         self._training.train_when_complete(now)
         self._finish_when_done(now)
 
@@ -239,6 +244,9 @@ class Coordinator:
         if not evaluation.is_complete:
             return
         state.rollout.evaluation = None
+        if evaluation.masked == evaluation.num_tasks:
+            self._give_up(now, f"each of the {evaluation.num_tasks} evaluation tasks")
+            return
         if evaluation.step == 0:
             state.counters.eval_reward_start = evaluation.reward_mean
             state.trainer.step_began_s = now  # the first step is not charged for the evaluation
@@ -263,6 +271,15 @@ class Coordinator:
         state.rollout.evaluation = None
 
     # the end
+
+    def _give_up(self, now: float, what: str) -> None:
+        """Going on would only look like a run."""
+        cause = self._state.rollout.last_failure or "deadlines or failed attempts; see coordinator.log"
+        self._finish(
+            now,
+            f"{what} failed and is masked, so there is nothing to learn from; last: {cause}",
+            EXIT_FAILURE,
+        )
 
     def _stop_early(self, now: float) -> None:
         state, counters = self._state, self._state.counters

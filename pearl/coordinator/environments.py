@@ -60,7 +60,7 @@ class Environments:
 
     # workers
 
-    async def keep(self, make_life: Callable[[int], Life]) -> str:
+    async def keep(self, make_life: Callable[[int], Life], say: Callable[[str], None]) -> str:
         """Keep one worker alive under new incarnations. Returns what to tell the person when it died too often."""
         runtime = self._config.runtime
         loop = asyncio.get_running_loop()
@@ -76,7 +76,7 @@ class Environments:
             if not restarts.allows(loop.time()):
                 window = f"{runtime.max_restarts} restarts within {runtime.restart_window_s:.0f} s"
                 return f"environment worker {life.slot} died after {window}: {where}"
-            log.warning("environment worker %d: %s; starting again", life.slot, loss.reason)
+            say(f"environment worker {life.slot}: {loss.reason}; starting again")
 
     async def _live(self, life: Life) -> Loss:
         if await self._processes.start(life) is not None:

@@ -202,7 +202,11 @@ class Session:
             ) from None
 
     async def _keep_environment(self, environments: Environments, groups: Groups, slot: int) -> None:
-        self.fail(await environments.keep(lambda incarnation: groups.environment(slot, incarnation)))
+        self.fail(
+            await environments.keep(
+                lambda incarnation: groups.environment(slot, incarnation), self._console.say
+            )
+        )
 
     # what is heard
 

@@ -40,6 +40,7 @@ class RolloutState(msgspec.Struct):
     buffer: CohortBuffer
     num_train_tasks: int = 0
     can_restore: bool = False
+    last_failure: str = ""  # of an environment, for whoever must be told why nothing works
     trajectories: dict[TrajectoryId, Trajectory] = msgspec.field(default_factory=dict)
     ops: dict[OpId, TrajectoryId] = msgspec.field(default_factory=dict)
     in_flight: int = 0
@@ -160,7 +161,7 @@ class Rollout:
         trajectory = self._answered(event.op, event.trajectory)
         if trajectory is None:
             return
-        self._counters.environment_failures += 1
+        self._note_failure(event, now)
         trajectory.env_open = False
         limit = self._config.environment.max_failures
         if trajectory.restart:
@@ -173,6 +174,15 @@ class Rollout:
             self.restart(trajectory, f"environment {event.kind}")
         else:
             self._finish(trajectory, Outcome.INFRASTRUCTURE)
+
+    def _note_failure(self, event: events.EpisodeFailed, now: float) -> None:
+        """Tell the person of the 1st, 10th, 100th, ...: never silent, never a flood."""
+        self._counters.environment_failures += 1
+        self.state.last_failure = f"{event.kind}: {event.reason}"
+        count = str(self._counters.environment_failures)
+        if count.strip("0") == "1":
+            text = f"environment failure {count} (trajectory {event.trajectory}): {self.state.last_failure}"
+            self._effects.report("note", now, text=text)
 
     def _continue(self, trajectory: Trajectory) -> None:
         """Queue the turn for a worker, when there is room for at least one more token."""

@@ -170,6 +170,15 @@ class Training:
         self._effects.emit(Train(state.op, state.incarnation, state.step, samples, checkpoint))
         self._report(now, "training")
 
+    @property
+    def has_nothing_to_learn_from(self) -> bool:
+        """The cohort is complete, all of it is masked, and nothing was ever trained: it never worked."""
+        state, buffer = self.state, self._rollout.state.buffer
+        if state.status != "idle" or state.step >= buffer.num_steps or self._counters.trajectories_trained:
+            return False
+        cohort = buffer.get(state.step)
+        return cohort.is_complete and all(t.outcome and t.outcome.is_masked for t in self._members(cohort))
+
     def _members(self, cohort: Cohort) -> list[Trajectory]:
         trajectories = self._rollout.state.trajectories
         return [trajectories[identity] for identity in self._rollout.state.buffer.members(cohort)]

@@ -25,8 +25,11 @@ def build(run_dir: Path) -> Path:
     run = read_run(run_dir)
     path = run_dir / "report.html"
     draft = path.with_suffix(".html.tmp")
-    draft.write_text(render(run), encoding="utf-8")
-    draft.replace(path)
+    try:
+        draft.write_text(render(run), encoding="utf-8")
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)  # a full disk must not be kept full by half a page
     return path
 
 

@@ -165,3 +165,26 @@ def test_the_oldest_cohort_is_dispatched_first() -> None:
                 assert all(trajectory.cohort >= cohort for trajectory in ready)
                 waited += any(trajectory.cohort > cohort for trajectory in ready)
     assert waited > 10, "younger cohorts had to wait"
+
+
+def test_en_05_an_environment_that_never_works_ends_the_run_with_its_reason() -> None:
+    world = World(make_config(), seed=8, can_restore=False)
+    world.env_failure_rate = 1.0
+    finish = world.run()
+    assert finish.exit_code == 1
+    assert "each of the 6 evaluation tasks failed" in finish.error
+    assert "disk full" in finish.error
+    notes = [r.values["text"] for r in world.reports if r.kind == "note"]
+    assert len(notes) == 2, "the first and the tenth"
+    assert "disk full" in str(notes[0])
+
+
+def test_en_05_a_first_step_without_any_sample_ends_the_run() -> None:
+    config = make_config()
+    environment = msgspec.structs.replace(config.environment, num_evaluation_tasks=0)
+    world = World(msgspec.structs.replace(config, environment=environment), seed=9, can_restore=False)
+    world.env_failure_rate = 1.0
+    finish = world.run()
+    assert finish.exit_code == 1
+    assert "every trajectory of the first step failed" in finish.error
+    assert not world.trained
