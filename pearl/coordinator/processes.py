@@ -152,5 +152,6 @@ class Processes:
 
 def _with_last_line(reason: str, log_tail: str) -> str:
     """Usually the exception: what a person needs first. What a process merely said of its work explains nothing."""
-    lines = [line.strip() for line in log_tail.splitlines() if line.strip() and " INFO " not in line]
+    lines = [line.strip() for line in log_tail.splitlines() if any(map(str.isalpha, line))]
+    lines = [line for line in lines if " INFO " not in line]
     return f"{reason}: {lines[-1][:300]}" if lines else reason
