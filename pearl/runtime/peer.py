@@ -274,7 +274,8 @@ class Peer:
             self._understand(envelope)
 
     def _refused(self, reason: str) -> None:
-        if self._joined.is_set():
+        # The first frame in sequence is the hello's answer; the task that waits for it may not have run yet.
+        if self._joined.is_set() or self._expected > 0:
             self._finish(f"dropped by the coordinator: {reason}")
         else:
             self._finish(RefusedError(f"{self.name} is refused: {reason}"))

@@ -69,7 +69,7 @@ def test_a_run_from_start_to_end(tmp_path: Path) -> None:
 
 def test_ws_10_kills_and_stops_hurt_only_themselves(tmp_path: Path) -> None:
     """kill -9 of a rollout worker, SIGSTOP of another, kill -9 of a training rank: replaced in place, all counted."""
-    with started(tmp_path / "run", run__num_steps=25, environment__num_evaluation_tasks=0) as run:
+    with started(tmp_path / "run", run__num_steps=5000, environment__num_evaluation_tasks=0) as run:
         run.wait_for_step(1)
         for process in run.ranks("rollout.0.1"):
             process.kill()
@@ -84,9 +84,11 @@ def test_ws_10_kills_and_stops_hurt_only_themselves(tmp_path: Path) -> None:
         run.wait_for("a second training world", lambda: run.ranks("training.0.2"))
         run.wait_for_step(step)
         assert before & {p.pid for p in run.ranks("rollout.")} == before, "rollout workers stay up"
-        assert run.wait(120) == 0, run.text()
+        run.wait_for("both workers serving again", lambda: "workers 2/2" in run.text().splitlines()[-1])
+        run.kill(signal.SIGINT)  # as long as it takes, not as many steps: machines differ
+        assert run.wait(15) == 130, run.text()
     summary = run.assert_clean()
-    assert summary["steps"] == 25
+    assert summary["steps"] > step
     assert summary["workers_lost"] == 2
     assert summary["trainers_lost"] == 1
     assert summary["lineages"][1][0] == 1
