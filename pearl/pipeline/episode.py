@@ -49,12 +49,7 @@ class Trajectory(msgspec.Struct):
 
     @property
     def turn(self) -> int:
-        """The turn being made, from 0."""
-        return len(self.turns) - 1
-
-    @property
-    def completed_turns(self) -> int:
-        """Turns that the environment has answered."""
+        """The turn being made, from 0; so also how many the environment has answered. -1 before the first prompt."""
         return len(self.turns) - 1
 
     @property

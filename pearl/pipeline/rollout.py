@@ -101,7 +101,7 @@ class Rollout:
                 trajectory=trajectory.id,
                 evaluation=trajectory.evaluation is not None,
                 task=trajectory.task,
-                turns=max(trajectory.completed_turns, 0),
+                turns=max(trajectory.turn, 0),
             )
         )
 
