@@ -17,7 +17,7 @@ from checker import check
 from pearl.runtime import members
 
 ROOT = Path(__file__).parent.parent.parent
-START_LIMIT_S = 90.0  # of a whole run on two busy cores
+START_LIMIT_S = 180.0  # of a whole run on two busy cores
 SMALL = {
     "run.num_steps": 4,
     "data.batch_size": 16,
@@ -30,7 +30,7 @@ SMALL = {
     "warm_start.num_demonstrations": 64,
     "training.learning_rate": 1e-3,
     "model.device": "cpu",
-    "runtime.heartbeat_timeout_s": 4.0,
+    "runtime.heartbeat_timeout_s": 8.0,
 }
 
 
