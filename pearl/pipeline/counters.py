@@ -22,7 +22,16 @@ class Counters(msgspec.Struct):
     max_staleness: int = 0
     max_logprob_gap: float = 0.0
     logprob_gap_tokens: int = 0
-    workers_lost: int = 0
+    workers_lost: int = 0  # unplanned
+    arrivals: int = 0  # preemptible GPUs that came
+    reclaims: int = 0  # and that were taken away, with notice or without
+    borrows: int = 0  # times the training GPUs were lent
+    returns: int = 0  # and came back
+    expansions: int = 0  # admitted groups of joiners
+    expansions_cancelled: int = 0
+    activation_seconds_mean: float = 0.0  # from the decision to lend until the workers serve
+    deactivation_seconds_mean: float = 0.0  # from the decision to return until training can go on
+    tokens_lost_planned: int = 0  # of workers that left within their grace
     trainers_lost: int = 0
     stale_events: int = 0
     reward_first: float | None = None

@@ -136,6 +136,55 @@ class Train(Command, frozen=True):
     checkpoint: bool
 
 
+class Interrupt(Command, frozen=True):
+    """Have the worker abort every attempt it has -> a last delta each, with what was made."""
+
+    slot: Slot
+    incarnation: Incarnation
+
+
+class ReleaseWorker(Command, frozen=True):
+    """Interrupt all attempts, cancel an activation under way, let go of all device memory, keep the process
+    -> WorkerReleased, within ``limit_s`` or the worker is killed (-> WorkerLost)."""
+
+    op: OpId
+    slot: Slot
+    incarnation: Incarnation
+    limit_s: float
+
+
+class ActivateWorker(Command, frozen=True):
+    """Take device memory for weights, load and prove the published ``version``, take memory for KV
+    -> WeightsProven | WeightsFailed (or WorkerLost)."""
+
+    op: OpId
+    slot: Slot
+    incarnation: Incarnation
+    version: Version
+
+
+class OffloadTraining(Command, frozen=True):
+    """Move the idle training world's state off its devices -> TrainingOffloaded | TrainerLost."""
+
+    op: OpId
+    incarnation: Incarnation
+
+
+class RestoreTraining(Command, frozen=True):
+    """Bring it back, bit-identical -> TrainingRestored | TrainerLost."""
+
+    op: OpId
+    incarnation: Incarnation
+
+
+class ReturnGpus(Command, frozen=True):
+    """Nothing of the run uses these preemptible GPUs any more: tell their host's agent and whoever reclaimed them."""
+
+    gpus: tuple[GpuId, ...]
+    seconds: float  # since the reclaim
+    on_time: bool
+
+
 class StopTrainer(Command, frozen=True):
     incarnation: Incarnation
     grace_s: float
@@ -149,7 +198,8 @@ class RecordTrajectory(Command, frozen=True):
 
 
 class Report(Command, frozen=True):
-    """Append a line to metrics.jsonl and show it to the person. ``kind``: step, evaluation, worker, training, note."""
+    """Append a line to metrics.jsonl and show it to the person. ``kind``: step, evaluation, worker, training, gpus,
+    plan, handoff, decision, note."""
 
     kind: str
     values: dict[str, int | float | str | bool | None]
@@ -177,6 +227,12 @@ AnyCommand = (
     | ForgetTokens
     | StartTrainer
     | Train
+    | Interrupt
+    | ReleaseWorker
+    | ActivateWorker
+    | OffloadTraining
+    | RestoreTraining
+    | ReturnGpus
     | StopTrainer
     | RecordTrajectory
     | Report

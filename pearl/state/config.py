@@ -80,6 +80,7 @@ class RolloutConfig(Section, frozen=True):
 
 
 class TrainingConfig(Section, frozen=True):
+    engine: Literal["fsdp", "emulated"] = "fsdp"
     num_ranks: int = 1
     learning_rate: float = 3e-4
     warmup_steps: int = 0  # linear
@@ -131,11 +132,46 @@ class RuntimeConfig(Section, frozen=True):
 
 
 class ElasticConfig(Section, frozen=True):
-    """Policies are data: three axes."""
+    """Policies are data: three axes (inter, borrow, pd), and what their gates start from."""
 
-    inter: bool = False
-    borrow: Literal["never", "always", "gated"] = "never"
-    pd: str = "colocated"
+    inter: bool = False  # preemptible GPUs that arrive are used; off: arrivals are refused
+    borrow: Literal["never", "always", "gated"] = "never"  # of idle training GPUs
+    pd: str = "colocated"  # "colocated", a fixed allocation's ratio like "3P5D", or "adaptive"
+    preemptible_gpus: int = 0  # of the coordinator's own host that are absent until they arrive
+    trace: str = ""  # file of arrivals and reclaims, played into the run
+    trace_speed: float = 1.0  # times faster than recorded
+    release_limit_s: float = 10.0  # an overlap worker that has not let go by then is killed
+    activation_prior_s: float = 0.5  # cost of lending GPUs until it is measured; optimistic
+    return_prior_s: float = 0.5
+    preparation_prior_s: float = 5.0  # cost of a new worker until it is measured
+    finalization_prior_s: float = 0.5
+    smoothing: float = 0.3  # weight of the newest measurement in moving averages
+    verify_state: bool = True  # digest of the training state before and after it is lent
+    makespan: Literal["closed-form", "fluid"] = "closed-form"
+    ratio_threshold: float = 0.05  # relative gain that a switch of ratio must promise
+    mode_threshold: float = 0.10  # and a switch between colocated and disaggregated
+
+
+class EmulatedConfig(Section, frozen=True):
+    """Timing of the emulated engine, training world and environment: no torch, real time, real processes.
+
+    An iteration takes A + b * decoding + t_prefill * prefilled tokens, times lognormal noise of the given sigma.
+    """
+
+    launcher: Literal["process", "task"] = "process"  # a process a worker, or all in the node agent's process
+    prefill_seconds_per_token: float = 20e-6
+    decode_fixed_seconds: float = 6e-3
+    decode_seconds_per_seq: float = 0.2e-3
+    noise: float = 0.05
+    start_seconds: float = 1.0  # a worker's process to ready
+    update_seconds: float = 0.2
+    activation_seconds: float = 0.3
+    release_seconds: float = 0.2
+    offload_seconds: float = 0.2
+    restore_seconds: float = 0.2
+    train_seconds: float = 2.0
+    kv_bandwidth_bytes_per_s: float = 50e9
+    kv_bytes_per_token: float = 147456.0
 
 
 class Config(Section, frozen=True):
@@ -149,3 +185,4 @@ class Config(Section, frozen=True):
     weights: WeightsConfig = WeightsConfig()
     runtime: RuntimeConfig = RuntimeConfig()
     elastic: ElasticConfig = ElasticConfig()
+    emulated: EmulatedConfig = EmulatedConfig()

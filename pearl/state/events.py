@@ -6,8 +6,9 @@ old incarnation, is dropped and counted.
 
 import msgspec
 
-from pearl.state.ids import Incarnation, OpId, Slot, TrajectoryId
+from pearl.state.ids import GpuId, Incarnation, OpId, Slot, TrajectoryId
 from pearl.state.messages.environment import EnvironmentFailure
+from pearl.state.profile import IterationSums
 from pearl.state.trajectory import TokenDelta
 from pearl.state.weights import Version
 
@@ -63,6 +64,7 @@ class WeightsProven(Event, frozen=True):
     version: Version
     checksum: str
     seconds: float
+    parts: dict[str, float] = {}  # seconds of each stage, for people
 
 
 class WeightsFailed(Event, frozen=True):
@@ -78,6 +80,7 @@ class TokensStreamed(Event, frozen=True):
     slot: Slot
     incarnation: Incarnation
     deltas: tuple[TokenDelta, ...]
+    iterations: IterationSums | None = None  # of the engine since its last frame
 
 
 class EpisodeOpened(Event, frozen=True):
@@ -127,6 +130,57 @@ class TrainerLost(Event, frozen=True):
     reason: str
 
 
+class GpusArrived(Event, frozen=True):
+    """Preemptible GPUs of a host can be used from now on. Those that are there already change nothing."""
+
+    gpus: tuple[GpuId, ...]
+
+
+class GpusReclaimed(Event, frozen=True):
+    """Preemptible GPUs must be given back within the grace. Unknown or absent ones change nothing."""
+
+    gpus: tuple[GpuId, ...]
+    grace_s: float
+    reason: str
+
+
+class HostLost(Event, frozen=True):
+    """The host's agent is gone and with it all its processes, whose WorkerLost come by themselves."""
+
+    host: str
+    reason: str
+
+
+class WorkerReleased(Event, frozen=True):
+    """An overlap worker holds no device memory any more (verified) and runs nothing; its process lives."""
+
+    op: OpId
+    slot: Slot
+    incarnation: Incarnation
+    released_bytes: int
+    seconds: float
+    parts: dict[str, float] = {}
+
+
+class TrainingOffloaded(Event, frozen=True):
+    """The training state has left its devices; the freed memory is verified."""
+
+    op: OpId
+    incarnation: Incarnation
+    released_bytes: int
+    seconds: float
+    parts: dict[str, float] = {}
+
+
+class TrainingRestored(Event, frozen=True):
+    """The training state is back, bit-identical."""
+
+    op: OpId
+    incarnation: Incarnation
+    seconds: float
+    parts: dict[str, float] = {}
+
+
 AnyEvent = (
     Started
     | Resumed
@@ -143,4 +197,10 @@ AnyEvent = (
     | TrainerReady
     | TrainFinished
     | TrainerLost
+    | GpusArrived
+    | GpusReclaimed
+    | HostLost
+    | WorkerReleased
+    | TrainingOffloaded
+    | TrainingRestored
 )

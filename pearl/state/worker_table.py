@@ -9,47 +9,54 @@ from typing import Literal
 import msgspec
 
 from pearl.state.ids import GpuId, Incarnation, OpId, Slot
+from pearl.state.plan import Role
 from pearl.state.weights import Version
 
-Condition = Literal["gone", "starting", "ready", "updating", "serving", "stopping"]
+Condition = Literal[
+    "gone",
+    "starting",
+    "ready",
+    "updating",
+    "proven",
+    "serving",
+    "leaving",
+    "releasing",
+    "asleep",
+    "activating",
+    "stopping",
+]
 """gone: no process; starting: process coming up; ready: up, without proven weights; updating: taking weights;
-serving: proven and routable; stopping: being ended."""
+proven: has them, waits for the group it is admitted with; serving: proven and routable; leaving: cut from routing,
+its attempts are being interrupted; releasing: letting go of its device memory; asleep: process without device memory;
+activating: taking memory and weights again; stopping: being ended."""
 Activity = Literal["active", "transitioning", "inactive"]
 Zone = Literal["dedicated", "overlap"]
 
-ACTIVITY: dict[Condition, Activity] = {
-    "gone": "inactive",
-    "starting": "transitioning",
-    "ready": "transitioning",
-    "updating": "transitioning",
-    "serving": "active",
-    "stopping": "transitioning",
+INACTIVE: frozenset[Condition] = frozenset({"gone", "asleep"})
+"""Conditions in which a worker holds none of its GPUs."""
+_NEXT: dict[Condition, tuple[Condition, ...]] = {
+    "gone": ("starting",),
+    "starting": ("ready", "stopping", "gone"),
+    "ready": ("updating", "releasing", "stopping", "gone"),
+    # updating -> ready: the update failed and left it without proven weights
+    "updating": ("proven", "serving", "ready", "leaving", "releasing", "stopping", "gone"),
+    "proven": ("serving", "updating", "releasing", "stopping", "gone"),
+    "serving": ("updating", "leaving", "releasing", "stopping", "gone"),
+    "leaving": ("stopping", "gone"),
+    "releasing": ("asleep", "stopping", "gone"),
+    "asleep": ("activating", "stopping", "gone"),
+    "activating": ("proven", "releasing", "stopping", "gone"),
+    "stopping": ("gone",),
 }
 TRANSITIONS: frozenset[tuple[Condition, Condition]] = frozenset(
-    {
-        ("gone", "starting"),
-        ("starting", "ready"),
-        ("ready", "updating"),
-        ("updating", "serving"),
-        ("updating", "ready"),  # the update failed and left it without proven weights
-        ("serving", "updating"),
-        ("starting", "stopping"),
-        ("ready", "stopping"),
-        ("updating", "stopping"),
-        ("serving", "stopping"),
-        ("starting", "gone"),
-        ("ready", "gone"),
-        ("updating", "gone"),
-        ("serving", "gone"),
-        ("stopping", "gone"),
-    }
+    (before, after) for before, others in _NEXT.items() for after in others
 )
 
 
 class WorkerRow(msgspec.Struct):
     slot: Slot
     gpus: tuple[GpuId, ...]
-    role: str = "colocated"
+    role: Role = "colocated"
     zone: Zone = "dedicated"
     condition: Condition = "gone"
     incarnation: Incarnation = Incarnation(0)
@@ -66,7 +73,9 @@ class WorkerRow(msgspec.Struct):
 
     @property
     def activity(self) -> Activity:
-        return ACTIVITY[self.condition]
+        if self.condition == "serving":
+            return "active"
+        return "inactive" if self.condition in INACTIVE else "transitioning"
 
 
 class WorkerTable(msgspec.Struct):
@@ -98,10 +107,10 @@ class WorkerTable(msgspec.Struct):
         owners: dict[GpuId, Slot] = {}
         for slot, row in self.rows.items():
             assert slot == row.slot, (slot, row)
-            assert row.condition != "serving" or row.version is not None, row
-            assert row.condition != "gone" or row.running == 0, row
-            assert (row.target is not None) == (row.condition == "updating"), row
-            if row.condition != "gone":
+            assert row.condition not in ("serving", "proven") or row.version is not None, row
+            assert row.condition not in INACTIVE or row.running == 0, row
+            assert (row.target is not None) == (row.condition in ("updating", "activating")), row
+            if row.condition not in INACTIVE:
                 for gpu in row.gpus:
                     assert gpu not in owners, f"GPU {gpu} has two running owners: {owners[gpu]}, {slot}"
                     owners[gpu] = slot

@@ -49,6 +49,35 @@ class AgentReport(msgspec.Struct, frozen=True, tag=True):
     gpus: tuple[Gpu, ...]
     num_cpus: int
     memory_bytes: int
+    preemptible: bool = False  # all its GPUs may be reclaimed; else it is the coordinator's own host
+
+
+class Notice(msgspec.Struct, frozen=True, tag=True):
+    """Told by an agent whose host is about to be taken away: it must be free of us within the grace."""
+
+    grace_s: float
+    reason: str
+
+
+class GpusReturned(msgspec.Struct, frozen=True, tag=True):
+    """Told to an agent: nothing of the run uses these GPUs of its host any more."""
+
+    gpus: tuple[str, ...]
+
+
+class Preempt(msgspec.Struct, frozen=True, tag=True):
+    """From ``pearl preempt``: inject an arrival or a reclaim. Either ids, or a count of which the coordinator picks
+    the ids (arrivals: absent GPUs in order; reclaims: present ones, newest first). Answered with PreemptReply at once
+    or an error that says what is wrong; nothing is done in part."""
+
+    action: Literal["arrive", "reclaim"]
+    gpus: tuple[str, ...] = ()
+    count: int = 0
+    grace_s: float = 30.0
+
+
+class PreemptReply(msgspec.Struct, frozen=True, tag=True):
+    gpus: tuple[str, ...]  # that arrive or are reclaimed
 
 
 class StartGroup(msgspec.Struct, frozen=True, tag=True):
@@ -116,4 +145,8 @@ ControlMessage = (
     | StatusRequest
     | StatusReply
     | Ack
+    | Notice
+    | GpusReturned
+    | Preempt
+    | PreemptReply
 )

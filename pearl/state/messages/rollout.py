@@ -78,4 +78,43 @@ class UpdateWeightsReply(msgspec.Struct, frozen=True, tag=True):
     load_seconds: float
 
 
-RolloutMessage = Generate | Abort | Deltas | UpdateWeights | UpdateWeightsReply
+class Interrupt(msgspec.Struct, frozen=True, tag=True):
+    """End every attempt, as Abort does."""
+
+
+class Release(msgspec.Struct, frozen=True, tag=True):
+    """Refuse new requests, cancel an activation at its next step, end every attempt with what it made (their last
+    frames leave before the answer), let go of all device memory, verify it. The process stays."""
+
+
+class ReleaseReply(msgspec.Struct, frozen=True, tag=True):
+    released_bytes: int  # measured
+    parts: dict[str, float]  # seconds: interrupt, release, verify
+
+
+class Activate(msgspec.Struct, frozen=True, tag=True):
+    """After a release (or a start): memory for weights, the snapshot loaded and proven, memory for KV. A Release that
+    comes meanwhile cancels it, and the answer is an error."""
+
+    snapshot: Snapshot
+    bucket_deadline_s: float
+
+
+class ActivateReply(msgspec.Struct, frozen=True, tag=True):
+    version: Version
+    checksum: str  # by the engine, over the weights it now serves
+    parts: dict[str, float]  # seconds: weights_memory, transfer, load, kv_memory
+
+
+RolloutMessage = (
+    Generate
+    | Abort
+    | Deltas
+    | UpdateWeights
+    | UpdateWeightsReply
+    | Interrupt
+    | Release
+    | ReleaseReply
+    | Activate
+    | ActivateReply
+)

@@ -66,6 +66,33 @@ class StartTrainingReply(msgspec.Struct, frozen=True, tag=True):
     metrics: dict[str, float]
 
 
+class Offload(msgspec.Struct, frozen=True, tag=True):
+    """Between steps: move all training state off the devices and verify that the memory is free. The snapshot stays
+    served. Samples may still be added."""
+
+
+class OffloadReply(msgspec.Struct, frozen=True, tag=True):
+    released_bytes: int  # over all ranks, measured
+    parts: dict[str, float]  # seconds of the slowest rank: backup, release, verify
+
+
+class Restore(msgspec.Struct, frozen=True, tag=True):
+    """Bring the state back bit-identical (its digest is compared); an error when it is not."""
+
+
+class RestoreReply(msgspec.Struct, frozen=True, tag=True):
+    parts: dict[str, float]  # seconds of the slowest rank: restore, verify
+
+
 TrainingMessage = (
-    AddSamples | TrainStep | TrainStepReply | AddDemonstrations | StartTraining | StartTrainingReply
+    AddSamples
+    | TrainStep
+    | TrainStepReply
+    | AddDemonstrations
+    | StartTraining
+    | StartTrainingReply
+    | Offload
+    | OffloadReply
+    | Restore
+    | RestoreReply
 )
