@@ -1,10 +1,12 @@
 """The worker table's literal moves and invariants."""
 
+from typing import get_args
+
 import pytest
 
 from pearl.state.ids import GpuId, Incarnation, Slot
 from pearl.state.weights import Version
-from pearl.state.worker_table import ACTIVITY, TRANSITIONS, Condition, WorkerTable
+from pearl.state.worker_table import INACTIVE, TRANSITIONS, Condition, WorkerTable
 
 
 def table_of(num_slots: int) -> WorkerTable:
@@ -43,10 +45,14 @@ def test_nothing_serves_without_a_proof(start: Condition, to: Condition) -> None
 
 
 def test_every_condition_can_end_and_only_serving_is_active() -> None:
-    conditions = set(ACTIVITY)
+    conditions = set(get_args(Condition))
     assert {c for pair in TRANSITIONS for c in pair} == conditions
-    assert {c for c, activity in ACTIVITY.items() if activity == "active"} == {"serving"}
     assert {start for start, to in TRANSITIONS if to == "gone"} == conditions - {"gone"}
+    row = table_of(1).rows[Slot(0)]
+    for condition in conditions:
+        row.condition = condition
+        assert (row.activity == "active") == (condition == "serving")
+        assert (row.activity == "inactive") == (condition in INACTIVE)
 
 
 def test_a_gpu_has_one_running_owner() -> None:
