@@ -26,7 +26,8 @@ from pearl.workers.model import build_model
 from pearl.workers.rollout.torch_engine.sampler import counter_uniform
 from pearl.workers.training import fsdp
 from pearl.workers.training.checkpoint import CheckpointStore
-from pearl.workers.training.trainer import Progress, Trainer
+from pearl.workers.training.commands import Progress
+from pearl.workers.training.trainer import Trainer
 
 
 def next_token(model: torch.nn.Module, ids: list[int], seed: int, temperature: float) -> tuple[int, float]:

@@ -21,9 +21,9 @@ from pearl.state.messages.rollout import Abort, Generate, UpdateWeights, UpdateW
 from pearl.state.trajectory import FinishReason
 from pearl.state.weights import Snapshot, UpdateMode
 from pearl.workers.links.errors import TransferError
-from pearl.workers.links.receiver import Received, Receiver
 from pearl.workers.rollout.frames import FrameBuilder
 from pearl.workers.rollout.protocol import Delta, Engine, GenerateRequest
+from pearl.workers.rollout.receiving import Received, Receiver
 
 log = logging.getLogger(__name__)
 

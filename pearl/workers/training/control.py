@@ -11,31 +11,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pearl.state.messages.training import Demonstration, Sample
+from pearl.workers.training.commands import Command
 
 IDLE_LIMIT = timedelta(days=365)
 """Longer than any job: what ends the wait is the launcher, which ends the whole world when one rank is gone."""
-
-
-class Begin(msgspec.Struct, frozen=True, tag=True):
-    """``restore_step`` None = fresh weights and the warm start; otherwise a checkpoint known to be complete."""
-
-    lineage: int
-    restore_step: int | None
-    demonstrations: tuple[Demonstration, ...]
-
-
-class Step(msgspec.Struct, frozen=True, tag=True):
-    step: int
-    samples: tuple[Sample, ...]
-    checkpoint: bool
-
-
-class Stop(msgspec.Struct, frozen=True, tag=True):
-    """Leave the world."""
-
-
-Command = Begin | Step | Stop
 
 
 class ControlChannel:

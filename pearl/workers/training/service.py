@@ -4,6 +4,7 @@ the training world acts on it. Runs on the event loop; the work itself is done e
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from pearl.state.config import Config
 from pearl.state.messages.control import Ack, Heartbeat, Shutdown
@@ -17,9 +18,7 @@ from pearl.state.messages.training import (
     TrainStep,
     TrainStepReply,
 )
-from pearl.workers.training.checkpoint import CheckpointStore
-from pearl.workers.training.control import Begin, Command, Step
-from pearl.workers.training.trainer import Progress
+from pearl.workers.training.commands import Begin, Command, Progress, Step
 
 Message = AddSamples | AddDemonstrations | StartTraining | TrainStep | Shutdown
 Reply = StartTrainingReply | TrainStepReply
@@ -27,11 +26,23 @@ NEWEST = -1
 """``StartTraining.restore_step`` that asks for the newest complete checkpoint."""
 
 
+class Checkpoints(Protocol):
+    """What is asked of the checkpoints before the world acts; see ``CheckpointStore``."""
+
+    def newest(self) -> int | None: ...
+
+    def verified(self, step: int) -> object:
+        """Raises ValueError when there is none, or a damaged one."""
+        ...
+
+    def discard_after(self, step: int) -> list[int]: ...
+
+
 class TrainingService:
     def __init__(
         self,
         config: Config,
-        checkpoints: CheckpointStore,
+        checkpoints: Checkpoints,
         progress: Progress,
         execute: Callable[[Command], Awaitable[Reply]],
     ) -> None:

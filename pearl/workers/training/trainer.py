@@ -24,6 +24,7 @@ from pearl.workers.links.layout import lay_out
 from pearl.workers.training import fsdp
 from pearl.workers.training.batching import deal_groups
 from pearl.workers.training.checkpoint import CheckpointStore
+from pearl.workers.training.commands import Progress
 from pearl.workers.training.fsdp import Policy
 from pearl.workers.training.grpo import (
     LossSettings,
@@ -43,17 +44,6 @@ log = logging.getLogger(__name__)
 
 MODEL, OPTIMIZER, REFERENCE = "model", "optimizer", "reference"
 """Parts of a checkpoint; the last one only with a KL term."""
-
-
-@dataclass(slots=True)
-class Progress:
-    """Read by the event loop for heartbeats while another thread works."""
-
-    micro_batches: int = 0
-    busy: str = ""
-
-    def count(self) -> None:
-        self.micro_batches += 1
 
 
 @dataclass(frozen=True, slots=True)

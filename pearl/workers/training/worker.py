@@ -31,9 +31,10 @@ from pearl.workers.links.image import SnapshotStore
 from pearl.workers.links.sender import LinkServer
 from pearl.workers.model import resolve_device, use_one_thread
 from pearl.workers.training.checkpoint import CheckpointStore
-from pearl.workers.training.control import Begin, Command, ControlChannel, Step, Stop
+from pearl.workers.training.commands import Begin, Command, Progress, Step, Stop
+from pearl.workers.training.control import ControlChannel
 from pearl.workers.training.service import Message, Reply, TrainingService
-from pearl.workers.training.trainer import Progress, Trainer, checkpoint_root
+from pearl.workers.training.trainer import Trainer, checkpoint_root
 
 log = logging.getLogger(__name__)
 

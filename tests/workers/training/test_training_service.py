@@ -20,9 +20,8 @@ from pearl.state.messages.training import (
 )
 from pearl.state.weights import Snapshot, Version
 from pearl.workers.training.checkpoint import CheckpointStore
-from pearl.workers.training.control import Begin, Command, Step
+from pearl.workers.training.commands import Begin, Command, Progress, Step
 from pearl.workers.training.service import NEWEST, Reply, TrainingService
-from pearl.workers.training.trainer import Progress
 
 
 class World:

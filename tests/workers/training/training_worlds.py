@@ -15,7 +15,8 @@ import torch.distributed as dist
 from pearl.state.config import Config, DataConfig, ModelConfig, RolloutConfig, TrainingConfig, WarmStartConfig
 from pearl.state.messages.training import Demonstration, Sample
 from pearl.workers.training.checkpoint import CheckpointStore
-from pearl.workers.training.trainer import Progress, Trainer
+from pearl.workers.training.commands import Progress
+from pearl.workers.training.trainer import Trainer
 
 CONTEXT = multiprocessing.get_context("forkserver")
 # torch and transformers are imported once, before the server has any thread: a rank then starts in milliseconds.
