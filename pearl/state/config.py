@@ -163,9 +163,12 @@ class EmulatedConfig(Section, frozen=True):
     decode_fixed_seconds: float = 6e-3
     decode_seconds_per_seq: float = 0.2e-3
     noise: float = 0.05
+    length_spread: float = (
+        0.2  # lognormal, of answers' lengths within a group, around what the environment asks for
+    )
     start_seconds: float = 1.0  # a worker's process to ready
     update_seconds: float = 0.2
-    activation_seconds: float = 0.3
+    activation_seconds: float = 0.3  # memory back; taking the weights comes on top
     release_seconds: float = 0.2
     offload_seconds: float = 0.2
     restore_seconds: float = 0.2

@@ -10,16 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pearl.state.splitmix import GOLDEN, splitmix64
+from pearl.runtime.draws import counter_bits
+from pearl.state.splitmix import splitmix64
 
 
 def key_uniform(keys: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Uniform in [0, 1) for each (``splitmix64`` of the seed, position); unsigned arithmetic wraps on purpose."""
-    z = keys + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(GOLDEN)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    z ^= z >> np.uint64(31)
-    uniform: npt.NDArray[np.float64] = (z >> np.uint64(11)) * 2.0**-53
+    """Uniform in [0, 1) for each (``splitmix64`` of the seed, position)."""
+    bits = counter_bits(keys, positions)
+    uniform: npt.NDArray[np.float64] = (bits >> np.uint64(11)) * np.float64(2.0**-53)
     return uniform
 
 

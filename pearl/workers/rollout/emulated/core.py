@@ -1,0 +1,258 @@
+"""The emulated engine without a clock: requests in, passes one by one with the seconds each takes, deltas out.
+
+States: "empty" (no weights) -> "updating" -> "ready"; a refused update leads to "invalid", from which only a whole
+good update leads back. Passes begin only when ready and not paused; requests wait meanwhile. Between ``begin_pass``
+and ``end_pass`` requests may come and be aborted, everything else waits for the pass's end.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Literal
+
+from pearl.runtime.draws import lognormal
+from pearl.state.messages.rollout import IterationStat
+from pearl.state.trajectory import FinishReason
+from pearl.state.weights import BucketSpec, TensorSpec, Version
+from pearl.workers.emulated_model import checksum_of
+from pearl.workers.rollout.emulated.request import Request
+from pearl.workers.rollout.emulated.scheduler import Plan, Scheduler
+from pearl.workers.rollout.emulated.settings import EmulatedSettings
+from pearl.workers.rollout.emulated.tokens import answer
+from pearl.workers.rollout.emulated.weights import IncomingWeights
+from pearl.workers.rollout.protocol import Delta, EngineLoad, GenerateRequest, MemoryTag, PauseMode
+
+State = Literal["empty", "updating", "invalid", "ready"]
+"""Empty: there is no memory for weights or KV, or nothing in it yet."""
+MAX_STATS = 4096
+"""Passes remembered between two calls of ``take_stats``."""
+
+
+class EmulatedCore:
+    def __init__(self, settings: EmulatedSettings, count_tokens: Callable[[int], None] | None = None) -> None:
+        """``count_tokens`` is told how many tokens a pass made, before anybody else hears of them."""
+        self.state: State = "empty"
+        self.version: Version | None = None
+        self.paused = False
+        self.deltas: list[Delta] = []
+        """What there is to tell since the caller last emptied it."""
+        self.num_passes = 0
+        self.scheduler = Scheduler(settings)
+        self._settings = settings
+        self._requests: dict[int, Request] = {}
+        self._stats: deque[IterationStat] = deque(maxlen=MAX_STATS)
+        self._num_arrivals = 0
+        self._count_tokens = count_tokens
+        self._incoming: IncomingWeights | None = None
+        self._image = b""
+        self._released: set[MemoryTag] = set()
+        self._pass: Plan | None = None
+        self._pass_stat = IterationStat(0.0, 0, 0, 0)
+
+    # Requests
+
+    def submit(self, request: GenerateRequest) -> None:
+        """Queue it; what is wrong with it comes out as its only delta, with ``finish="error"``."""
+        refusal = self._refusal(request)
+        if refusal or request.params.max_new_tokens == 0:
+            finish: FinishReason = "error" if refusal else "length"
+            self.deltas.append(Delta(request.attempt, [], [], [], 0, finish, refusal))
+            return
+        spread = self._settings.timing.length_spread
+        said, finish = answer(request, self._settings.vocabulary_size, spread)
+        self._requests[request.attempt] = entry = Request(request, self._num_arrivals, said, finish)
+        self._num_arrivals += 1
+        self.scheduler.add(entry)
+
+    def abort(self, attempt: int) -> None:
+        request = self._requests.get(attempt)
+        if request is not None:
+            self._end(request, "abort")
+
+    def tell(self) -> None:
+        """Put all that was made and not told yet into ``deltas``."""
+        for request in self.scheduler.running:
+            if request.num_tokens > request.told:
+                self.deltas.append(request.delta(self.version))
+
+    # Passes
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._requests
+
+    @property
+    def in_pass(self) -> bool:
+        return self._pass is not None
+
+    def has_work(self) -> bool:
+        return self.state == "ready" and not self.paused and bool(self._requests)
+
+    def begin_pass(self) -> float:
+        """Decide what the next pass computes; returns the seconds until ``end_pass`` is due."""
+        assert self.has_work()
+        assert self._pass is None
+        for request in self.scheduler.make_room():
+            self._tell(request)
+            self.scheduler.retract(request)
+        plan = self._pass = self.scheduler.plan()
+        assert plan.decoding or plan.prefill, "requests wait, none runs and none can be admitted"
+        context = sum(request.num_tokens for request in plan.decoding)
+        seconds = self._seconds(len(plan.decoding), plan.prefill_tokens)
+        self._pass_stat = IterationStat(seconds, len(plan.decoding), plan.prefill_tokens, context)
+        return seconds
+
+    def _seconds(self, num_decoding: int, prefill_tokens: int) -> float:
+        timing, settings = self._settings.timing, self._settings
+        seconds = timing.decode_fixed_seconds + timing.decode_seconds_per_seq * num_decoding
+        seconds += timing.prefill_seconds_per_token * prefill_tokens
+        return lognormal(seconds, timing.noise, settings.seed, settings.slot, self.num_passes)
+
+    def end_pass(self) -> bool:
+        """The results are there; True when an attempt ended with them."""
+        assert self._pass is not None
+        assert self.version is not None
+        plan, self._pass = self._pass, None
+        version = self.version
+        # A request that ended or was retracted meanwhile has no part in it any more.
+        there = self._requests
+        sampled = [r for r in plan.decoding if there.get(r.attempt) is r and r.advance(1, version)]
+        sampled += [
+            work.request
+            for work in plan.prefill
+            if there.get(work.request.attempt) is work.request
+            and work.request.advance(work.num_tokens, version)
+        ]
+        if sampled and self._count_tokens is not None:
+            self._count_tokens(len(sampled))
+        self.scheduler.grew(len(sampled))
+        self.num_passes += 1
+        self._stats.append(self._pass_stat)
+        finished = [request for request in sampled if request.num_tokens == request.end]
+        for request in finished:
+            self._end(request, request.answer_finish)
+        return bool(finished)
+
+    def _end(self, request: Request, finish: FinishReason, error: str = "") -> None:
+        self.deltas.append(request.delta(self.version, finish, error))
+        del self._requests[request.attempt]
+        self.scheduler.remove(request)
+
+    def _tell(self, request: Request) -> None:
+        if request.num_tokens > request.told or request.prefilled:
+            self.deltas.append(request.delta(self.version))
+
+    # Pauses and weights, between two passes
+
+    def pause(self, mode: PauseMode) -> None:
+        self.paused = True
+        self.tell()
+        if mode == "abort":
+            for request in list(self._requests.values()):
+                self._end(request, "abort")
+        elif mode == "retract":
+            for request in list(self.scheduler.running):
+                self._tell(request)
+                self.scheduler.retract(request)
+
+    def resume(self) -> None:
+        """While an update is on, it takes effect at the update's end."""
+        self.paused = False
+
+    def flush(self) -> None:
+        if self.scheduler.running:
+            raise ValueError(
+                f"{len(self.scheduler.running)} requests still use the KV cache; pause with abort or retract first"
+            )
+        self.scheduler.forget_cache()
+
+    def hold(self) -> None:
+        """No pass begins until a whole good update."""
+        self.state = "invalid"
+
+    def begin_update(self, version: Version, tensors: tuple[TensorSpec, ...]) -> None:
+        if "weights" in self._released:
+            raise ValueError("no update fits in: the memory for weights is released; restore it first")
+        self.tell()  # under the version that made it
+        self.state, self._incoming = "invalid", None
+        self._incoming = IncomingWeights(version, tensors)
+        self.state = "updating"
+
+    def update_bucket(self, bucket: BucketSpec, data: memoryview) -> None:
+        if self._incoming is None:
+            raise ValueError(f"bucket at {bucket.offset}: no update was begun, or it was refused")
+        try:
+            self._incoming.add(bucket, data)
+        except ValueError:
+            self.state, self._incoming = "invalid", None
+            raise
+
+    def end_update(self) -> str:
+        incoming, self._incoming = self._incoming, None
+        self.state = "invalid"
+        if incoming is None:
+            raise ValueError("no update was begun, or it was refused")
+        self._image = incoming.whole()
+        # Nothing computed under the old weights may meet a request under the new ones.
+        self.scheduler.forget_cache()
+        self.version = incoming.version
+        self.state = "empty" if self._released else "ready"
+        return self.checksum()
+
+    def checksum(self) -> str:
+        return checksum_of(self._image)
+
+    # Memory, while nothing runs
+
+    def release(self, tags: tuple[MemoryTag, ...]) -> None:
+        """Raises ValueError while requests run."""
+        if "kv_cache" in tags:
+            self.flush()
+        if "weights" in tags:
+            self._image = b""
+        if "weights" in tags or self.state == "ready":
+            self.state = "empty"
+        self._released |= set(tags)
+
+    def restore(self, tags: tuple[MemoryTag, ...]) -> None:
+        self._released -= set(tags)
+        if not self._released and self._image and self.state == "empty":
+            self.state = "ready"
+
+    @property
+    def released(self) -> frozenset[MemoryTag]:
+        return frozenset(self._released)
+
+    # What others may know
+
+    def load(self) -> EngineLoad:
+        scheduler = self.scheduler
+        return EngineLoad(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            kv_used_tokens=scheduler.used,
+            kv_capacity_tokens=scheduler.capacity,
+        )
+
+    def take_stats(self) -> list[IterationStat]:
+        stats = list(self._stats)
+        self._stats.clear()
+        return stats
+
+    def _refusal(self, request: GenerateRequest) -> str:
+        params, size = request.params, self._settings.vocabulary_size
+        if len(request.ids) == 0:
+            return "the context is empty; give at least one token id"
+        lowest, highest = int(request.ids.min()), int(request.ids.max())
+        if lowest < 0 or highest >= size:
+            return f"token id {lowest if lowest < 0 else highest} is not in the vocabulary of {size}"
+        if params.max_new_tokens < 0:
+            return f"max_new_tokens = {params.max_new_tokens}; it must not be negative"
+        if not 0.0 <= params.temperature < float("inf"):
+            return f"temperature = {params.temperature}; it must be finite and not negative"
+        # The last token's KV is never needed, and a request that runs alone needs no reserve but its own.
+        if len(request.ids) + params.max_new_tokens > self.scheduler.capacity:
+            tokens = len(request.ids) + params.max_new_tokens
+            return (
+                f"{tokens} tokens of context and answer never fit into {self.scheduler.capacity} tokens of KV"
+            )
+        return ""

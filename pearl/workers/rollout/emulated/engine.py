@@ -1,0 +1,248 @@
+"""The emulated engine behind the protocol: an ``EmulatedCore`` whose passes take their time on a clock.
+
+Every pass ends at an absolute deadline, the sum of all before it, so that a late host catches up and nothing drifts.
+Runs on the worker's loop, by timers; what must not happen during a pass waits for its end.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from pearl.runtime.clock import Clock, Timer
+from pearl.state.messages.rollout import IterationStat
+from pearl.state.weights import BucketSpec, TensorSpec, Version
+from pearl.workers.rollout.emulated.core import EmulatedCore, State
+from pearl.workers.rollout.emulated.settings import EmulatedSettings
+from pearl.workers.rollout.protocol import (
+    Emit,
+    EngineLoad,
+    GenerateRequest,
+    MemoryTag,
+    PauseMode,
+    Role,
+    UnsupportedError,
+)
+
+log = logging.getLogger(__name__)
+
+LATE_S = 0.005
+"""A pass that ends later than this after its deadline counts as late; timers alone are good to a millisecond."""
+MAX_BEHIND_S = 1.0
+"""A host that was away for longer (stopped, asleep) does not get all of that time back at once."""
+LOAD_SHARE = 0.25
+"""Of ``update_seconds``, spent with the engine stopped; the rest is the transfer, while it goes on."""
+MAX_ENDED = 65536
+"""Ended attempts remembered, so that a repeated id is refused."""
+
+
+class Lateness:
+    """How well the host kept up with the engine's own time."""
+
+    def __init__(self) -> None:
+        self.num_late = 0
+        self.worst_s = 0.0
+        self.given_up_s = 0.0
+
+    def note(self, late_s: float) -> None:
+        self.num_late += late_s > LATE_S
+        self.worst_s = max(self.worst_s, late_s)
+
+
+class EmulatedEngine:
+    """See ``pearl.workers.rollout.protocol.Engine``."""
+
+    name = "emulated"
+
+    def __init__(
+        self,
+        settings: EmulatedSettings,
+        clock: Clock,
+        count_tokens: Callable[[int], None] | None = None,
+    ) -> None:
+        self.role: Role = "colocated"
+        self.lateness = Lateness()
+        self.busy_s = 0.0
+        """Sum of all passes' own time."""
+        self.num_generated = 0
+        self._settings = settings
+        self._timing = settings.timing
+        self._clock = clock
+        self._outer_count = count_tokens
+        self._core = EmulatedCore(settings, self._count)
+        self._emits: dict[int, Emit] = {}  # live attempts
+        self._ended: set[int] = set()
+        self._ended_order: deque[int] = deque()
+        self._timer: Timer | None = None
+        self._deadline_s = 0.0
+        self._told_s = 0.0  # when deltas last went out
+        self._between = asyncio.Event()  # no pass is under way
+        self._between.set()
+        self._is_shut_down = False
+
+    @property
+    def state(self) -> State:
+        return self._core.state
+
+    @property
+    def version(self) -> Version | None:
+        return self._core.version
+
+    @property
+    def num_passes(self) -> int:
+        return self._core.num_passes
+
+    async def start(self) -> None:
+        await self._clock.sleep(self._timing.start_seconds)
+
+    # Requests
+
+    async def generate(self, request: GenerateRequest, emit: Emit) -> None:
+        if request.attempt in self._emits or request.attempt in self._ended:
+            raise ValueError(f"attempt {request.attempt} is already known; every try needs an id of its own")
+        self._emits[request.attempt] = emit
+        self._core.submit(request)
+        self._deliver()
+        self._go_on()
+
+    async def abort(self, attempt: int) -> None:
+        self._core.abort(attempt)
+        self._deliver()
+
+    # Passes
+
+    def _go_on(self) -> None:
+        """Begin a pass as soon as what is happening now has happened, unless one is under way."""
+        if self._timer is None and self._core.has_work() and not self._is_shut_down:
+            self._deadline_s = self._clock.now()
+            self._timer = self._clock.call_later(0.0, self._begin)
+
+    def _begin(self) -> None:
+        self._timer = None
+        if not self._core.has_work() or self._is_shut_down:
+            return
+        seconds = self._core.begin_pass()
+        self._deliver()
+        self.busy_s += seconds
+        self._between.clear()
+        now = self._clock.now()
+        self._deadline_s += seconds
+        if self._deadline_s < now - MAX_BEHIND_S:
+            self.lateness.given_up_s += now - MAX_BEHIND_S - self._deadline_s
+            self._deadline_s = now - MAX_BEHIND_S
+        self._timer = self._clock.call_later(max(0.0, self._deadline_s - now), self._end)
+
+    def _end(self) -> None:
+        self._timer = None
+        now = self._clock.now()
+        self.lateness.note(now - self._deadline_s)
+        has_ended = self._core.end_pass()
+        if has_ended or now - self._told_s >= self._settings.flush_period_s:
+            self._told_s = now
+            self._core.tell()
+        self._deliver()
+        self._between.set()
+        if self._core.has_work():
+            self._begin()
+
+    def _count(self, num_tokens: int) -> None:
+        self.num_generated += num_tokens
+        if self._outer_count is not None:
+            self._outer_count(num_tokens)
+
+    def _deliver(self) -> None:
+        deltas, self._core.deltas = self._core.deltas, []
+        for delta in deltas:
+            emit = self._emits[delta.attempt]
+            if delta.finish is not None:
+                del self._emits[delta.attempt]
+                self._remember(delta.attempt)
+            emit(delta)
+
+    def _remember(self, attempt: int) -> None:
+        self._ended.add(attempt)
+        self._ended_order.append(attempt)
+        if len(self._ended_order) > MAX_ENDED:
+            self._ended.discard(self._ended_order.popleft())
+
+    # Pauses, weights, memory
+
+    async def pause(self, mode: PauseMode) -> None:
+        self._core.paused = True  # no further pass begins
+        await self._between.wait()
+        self._core.pause(mode)
+        self._deliver()
+
+    async def continue_generation(self) -> None:
+        self._core.resume()
+        self._go_on()
+
+    async def flush_cache(self) -> None:
+        await self._between.wait()
+        self._core.flush()
+
+    async def begin_update(self, version: Version, tensors: tuple[TensorSpec, ...]) -> None:
+        """Holds all passes by itself, whether paused or not: a continue in between takes effect at the end."""
+        self._core.hold()
+        await self._between.wait()
+        self._core.begin_update(version, tensors)
+        self._deliver()
+
+    async def update_bucket(self, bucket: BucketSpec, data: memoryview) -> None:
+        self._core.update_bucket(bucket, data)
+
+    async def end_update(self) -> str:
+        await self._clock.sleep(LOAD_SHARE * self._timing.update_seconds)
+        checksum = self._core.end_update()
+        self._go_on()
+        return checksum
+
+    async def checksum(self) -> str:
+        self._check_open()
+        return self._core.checksum()
+
+    async def release(self, tags: tuple[MemoryTag, ...]) -> None:
+        """Takes ``release_seconds``, whatever the tags; only while nothing runs."""
+        await self._between.wait()
+        self._core.release(tags)
+        await self._clock.sleep(self._timing.release_seconds)
+
+    async def restore(self, tags: tuple[MemoryTag, ...]) -> None:
+        """Weights and KV take half of ``activation_seconds`` each."""
+        share = sum(tag in ("weights", "kv_cache") for tag in tags) / 2
+        await self._clock.sleep(share * self._timing.activation_seconds)
+        self._core.restore(tags)
+        self._go_on()
+
+    async def set_role(self, role: Role) -> None:
+        if role != self.role:
+            raise UnsupportedError(f"the emulated engine cannot take the role {role}: it is colocated only")
+
+    def is_idle(self) -> bool:
+        return not self._emits
+
+    def load(self) -> EngineLoad:
+        return self._core.load()
+
+    def iteration_stats(self) -> list[IterationStat]:
+        return self._core.take_stats()
+
+    def account(self) -> str:
+        """One line of figures, for the log."""
+        late = self.lateness
+        return (
+            f"passes={self.num_passes} busy_s={self.busy_s:.3f} generated={self.num_generated} "
+            f"late={late.num_late} worst_late_s={late.worst_s:.4f} given_up_s={late.given_up_s:.3f}"
+        )
+
+    async def shutdown(self) -> None:
+        """Attempts still running get no further delta. Harmless when repeated."""
+        self._is_shut_down = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._between.set()
+
+    def _check_open(self) -> None:
+        if self._is_shut_down:
+            raise ValueError("the engine was shut down")

@@ -1,0 +1,82 @@
+"""One attempt inside the emulated engine: what it will say, how far it is, and what has been told of it."""
+
+import numpy as np
+
+from pearl.state.trajectory import FinishReason, VersionRun
+from pearl.state.weights import Version
+from pearl.workers.rollout.emulated.tokens import LOGPROB, Ids
+from pearl.workers.rollout.protocol import Delta, GenerateRequest
+
+
+class Request:
+    __slots__ = (
+        "answer_finish",
+        "arrival",
+        "attempt",
+        "computed",
+        "end",
+        "ids",
+        "is_stale",
+        "key",
+        "kv_version",
+        "num_tokens",
+        "prefilled",
+        "prompt_end",
+        "told",
+    )
+
+    def __init__(self, request: GenerateRequest, arrival: int, answer: Ids, finish: FinishReason) -> None:
+        context = len(request.ids)
+        self.attempt = request.attempt
+        self.arrival = arrival
+        """Order of admission, and of retraction from the other end."""
+        self.key = request.seed
+        """Of the trajectory, under which its KV is kept."""
+        self.ids: Ids = np.concatenate((request.ids, answer))
+        """The context and all that is going to be said; ``num_tokens`` of them are there by now."""
+        self.end = len(self.ids)
+        self.answer_finish: FinishReason = finish
+        self.num_tokens = self.told = context
+        self.computed = 0
+        """Tokens from the front whose KV is there."""
+        self.prefilled = 0
+        """Context tokens computed and not yet told."""
+        self.prompt_end = context
+        """Computing a token before this is prefill: of the context, or again after a retraction."""
+        self.kv_version: Version | None = None
+        """The oldest version in its KV; None while there is none."""
+        self.is_stale = False
+        """Its KV began under an older version or was told to be forgotten: never kept for others."""
+
+    @property
+    def is_prefilling(self) -> bool:
+        return self.computed < self.num_tokens - 1
+
+    def advance(self, count: int, version: Version) -> bool:
+        """Compute ``count`` tokens; True when that gave the next one."""
+        self.prefilled += max(0, min(self.prompt_end - self.computed, count))
+        self.computed += count
+        if self.kv_version is None:
+            self.kv_version = version
+        if self.computed < self.num_tokens:
+            return False
+        self.num_tokens += 1
+        return True
+
+    def lose_kv(self) -> None:
+        self.prompt_end = max(self.prompt_end, self.num_tokens - 1)
+        self.computed = 0
+        self.kv_version = None
+        self.is_stale = False
+
+    def delta(self, version: Version | None, finish: FinishReason | None = None, error: str = "") -> Delta:
+        """All since the last one; the tokens in it were made under ``version``."""
+        count, prefilled = self.num_tokens - self.told, self.prefilled
+        runs: list[VersionRun] = []
+        if count:
+            assert version is not None
+            assert self.kv_version is not None
+            runs = [VersionRun(version, count, self.kv_version)]
+        ids: list[int] = self.ids[self.told : self.num_tokens].tolist()
+        self.told, self.prefilled = self.num_tokens, 0
+        return Delta(self.attempt, ids, [LOGPROB] * count, runs, prefilled, finish, error)

@@ -1,0 +1,52 @@
+"""``python -m pearl.workers.rollout.emulated.worker``: one emulated rollout worker, a plain process without torch."""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from pearl.runtime.clock import MonotonicClock
+from pearl.runtime.lifeline import watch_parent
+from pearl.state.config import Config
+from pearl.workers.rollout.emulated.engine import LOAD_SHARE, EmulatedEngine
+from pearl.workers.rollout.emulated.receiver import EmulatedReceiver
+from pearl.workers.rollout.emulated.settings import settings_of
+from pearl.workers.rollout.process import CountTokens, parse, serve_engine, token_counter
+
+log = logging.getLogger(__name__)
+
+MODULE = "pearl.workers.rollout.emulated.worker"
+
+
+async def serve(options: argparse.Namespace, config: Config, count_tokens: CountTokens | None) -> str:
+    """Returns why it ended."""
+    clock = MonotonicClock()
+    engine = EmulatedEngine(settings_of(config, options.slot, options.vocabulary_size), clock, count_tokens)
+    receiver = EmulatedReceiver((1.0 - LOAD_SHARE) * config.emulated.update_seconds, clock)
+    try:
+        return await serve_engine(options, config, engine, receiver)
+    finally:
+        log.info("%s", engine.account())
+
+
+def main(arguments: Sequence[str]) -> None:
+    watch_parent()
+    options = parse(MODULE, arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    config = msgspec.json.decode(Path(options.config).read_bytes(), type=Config)
+    with token_counter() as count_tokens:
+        log.info("left: %s", uvloop.run(serve(options, config, count_tokens)))
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Timers of a pass may be pending; nothing of them is worth waiting for.
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,75 @@
+"""What every rollout worker's process has in common, whatever its engine: arguments, counter, and its life.
+
+It ends when told to, when it has not heard from the coordinator for the length of its lease, and with its parent.
+"""
+
+import argparse
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from pearl.runtime.counter import ENVIRONMENT_KEY, Counter
+from pearl.runtime.peer import Peer
+from pearl.state.config import Config
+from pearl.state.messages.control import Hello
+from pearl.workers.rollout.protocol import Engine
+from pearl.workers.rollout.receiving import Receiver
+from pearl.workers.rollout.service import Message, RolloutService
+
+CountTokens = Callable[[int], None]
+
+
+async def serve_engine(
+    options: argparse.Namespace, config: Config, engine: Engine, receiver: Receiver
+) -> str:
+    """Returns why it ended; raises what made the engine fail to start."""
+    service = RolloutService(config, f"rollout.{options.slot}.{options.incarnation}", engine, receiver)
+    hello = Hello(
+        "rollout", options.slot, options.incarnation, socket.gethostname(), os.getpid(), options.run_id
+    )
+    runtime = config.runtime
+    peer = Peer(
+        options.address,
+        hello=hello,
+        messages=Message,
+        handler=service.handle,
+        heartbeat=service.heartbeat,
+        heartbeat_period_s=runtime.heartbeat_period_s,
+        lease_s=runtime.lease_s,
+        queue_messages=runtime.queue_messages,
+        max_frame_bytes=runtime.max_frame_bytes,
+    )
+    service.connect(peer)
+    async with asyncio.TaskGroup() as group:
+        starting = group.create_task(service.start(), name="start")
+        sending = group.create_task(service.send_frames(peer), name="frames")
+        reason = await peer.run()
+        starting.cancel()
+        sending.cancel()
+    return reason
+
+
+@contextmanager
+def token_counter() -> Iterator[CountTokens | None]:
+    """Counts sampled tokens in the file that the environment names, so that they are known after a kill -9."""
+    path = os.environ.get(ENVIRONMENT_KEY)
+    if path is None:
+        yield None
+        return
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with Counter(Path(path)) as counter:
+        yield counter.add
+
+
+def parse(module: str, arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description="A rollout worker of PEARL.")
+    parser.add_argument("--address", required=True, help="of the coordinator, e.g. tcp://10.0.0.1:7000")
+    parser.add_argument("--run-id", required=True)
+    parser.add_argument("--slot", type=int, required=True)
+    parser.add_argument("--incarnation", type=int, required=True)
+    parser.add_argument("--config", required=True, help="the job's settings, as JSON")
+    parser.add_argument("--vocabulary-size", type=int, required=True)
+    return parser.parse_args(arguments)
