@@ -1,0 +1,64 @@
+"""Content of released pages in an anonymous file that nobody maps: host memory, but not this process's resident set."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from pearl.workers.residency.pages import Pages
+
+PIECE_BYTES = 4 << 20
+MAX_THREADS = 4
+"""Copying into fresh pages is bound by page faults, which more cores share; memory bandwidth ends it soon."""
+
+Piece = tuple[int, memoryview]
+"""(offset in the file, memory)."""
+
+
+class Backup:
+    def __init__(self, ranges: Sequence[Pages]) -> None:
+        """Copies the ranges. Raises OSError when there is no room; nothing is left then."""
+        self.num_bytes = sum(pages.num_bytes for pages in ranges)
+        self._fd = os.memfd_create("pearl-backup", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(self._fd, self.num_bytes)
+            # One thread: the file's lock lets one writer in.
+            for offset, data in _pieces(ranges):
+                _all(lambda rest, at: os.pwrite(self._fd, rest, at), offset, data)
+        except BaseException:
+            self.close()
+            raise
+
+    def load(self, ranges: Sequence[Pages]) -> None:
+        """Copy back into the same ranges. Raises OSError; what was copied until then stays."""
+        num_threads = min(MAX_THREADS, len(os.sched_getaffinity(0)))
+        with ThreadPoolExecutor(num_threads, "restore") as pool:
+            for _ in pool.map(self._load, _pieces(ranges)):
+                pass
+
+    def _load(self, piece: Piece) -> None:
+        offset, data = piece
+        _all(lambda rest, at: os.preadv(self._fd, (rest,), at), offset, data)
+
+    def close(self) -> None:
+        """Harmless when repeated."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _pieces(ranges: Sequence[Pages]) -> Iterator[Piece]:
+    offset = 0
+    for pages in ranges:
+        data = pages.data
+        for start in range(0, pages.num_bytes, PIECE_BYTES):
+            yield offset + start, data[start : start + PIECE_BYTES]
+        offset += pages.num_bytes
+
+
+def _all(move: Callable[[memoryview, int], int], offset: int, data: memoryview) -> None:
+    """One call moves as much as the system likes."""
+    while data:
+        count = move(data, offset)
+        if count == 0:
+            raise OSError(f"the backup ends at byte {offset}")
+        offset, data = offset + count, data[count:]

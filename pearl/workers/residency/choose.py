@@ -1,0 +1,15 @@
+"""The saver for a device."""
+
+import torch
+
+from pearl.workers.residency.host import HostSaver
+from pearl.workers.residency.saver import Saver
+
+
+def saver_for(device: torch.device) -> Saver:
+    """Raises ResidencyError when the device needs a library that is not installed."""
+    if device.type == "cuda":
+        from pearl.workers.residency.cuda import CudaSaver  # what it needs is not there on CPU hosts
+
+        return CudaSaver(device)
+    return HostSaver()
