@@ -22,9 +22,7 @@ import torch
 import torch.distributed as dist
 import uvloop
 
-from pearl.runtime.peer import Peer
 from pearl.state.config import Config
-from pearl.state.messages.control import Hello
 from pearl.state.messages.training import StartTrainingReply, TrainStepReply
 from pearl.workers.links.address import advertised_address
 from pearl.workers.links.image import SnapshotStore
@@ -33,7 +31,8 @@ from pearl.workers.model import resolve_device, use_one_thread
 from pearl.workers.training.checkpoint import CheckpointStore
 from pearl.workers.training.commands import Begin, Command, Progress, Step, Stop
 from pearl.workers.training.control import ControlChannel
-from pearl.workers.training.service import Message, Reply, TrainingService
+from pearl.workers.training.process import make_peer, parse
+from pearl.workers.training.service import Reply, TrainingService
 from pearl.workers.training.trainer import Trainer, checkpoint_root
 
 log = logging.getLogger(__name__)
@@ -177,25 +176,9 @@ async def serve(options: argparse.Namespace, config: Config) -> str:
         return reply
 
     service = TrainingService(config, rank.checkpoints, progress, execute)
-    reason = await _make_peer(options, config, service).run()
+    reason = await make_peer(options, config, service).run()
     await _leave(thread, rank, service, joined)
     return reason
-
-
-def _make_peer(options: argparse.Namespace, config: Config, service: TrainingService) -> Peer:
-    runtime = config.runtime
-    hello = Hello("training", 0, options.incarnation, socket.gethostname(), os.getpid(), options.run_id)
-    return Peer(
-        options.address,
-        hello=hello,
-        messages=Message,
-        handler=service.handle,
-        heartbeat=service.heartbeat,
-        heartbeat_period_s=runtime.heartbeat_period_s,
-        lease_s=runtime.lease_s,
-        queue_messages=runtime.queue_messages,
-        max_frame_bytes=runtime.max_frame_bytes,
-    )
 
 
 async def _leave(
@@ -219,21 +202,8 @@ def follow(options: argparse.Namespace, config: Config) -> None:
         rank.execute(command)
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m pearl.workers.training.worker", description="A rank of PEARL's training world."
-    )
-    parser.add_argument("--address", required=True, help="of the coordinator, e.g. tcp://10.0.0.1:7000")
-    parser.add_argument("--run-id", required=True)
-    parser.add_argument("--incarnation", type=int, required=True)
-    parser.add_argument("--config", required=True, help="the job's settings, as JSON")
-    parser.add_argument("--run-dir", required=True, help="checkpoints go to its subdirectory")
-    parser.add_argument("--vocabulary-size", type=int, required=True)
-    return parser.parse_args(arguments)
-
-
 def main(arguments: Sequence[str]) -> None:
-    options = parse(arguments)
+    options = parse("pearl.workers.training.worker", arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     config = msgspec.json.decode(Path(options.config).read_bytes(), type=Config)
     if os.environ["RANK"] == "0":
