@@ -11,7 +11,7 @@ import msgspec
 from pearl.coordinator import summary
 from pearl.coordinator.core_state import CoreState, fresh_state
 from pearl.coordinator.invariants import check
-from pearl.elastic.cluster_rebuilder import ClusterRebuilder
+from pearl.elastic.scheduler import Demand, ElasticScheduler
 from pearl.pipeline.buffer import CohortBuffer
 from pearl.pipeline.evaluation import EvaluationRound
 from pearl.pipeline.rollout import Rollout
@@ -31,7 +31,10 @@ class Coordinator:
         self._config = config
         self._state = state = state if state is not None else fresh_state(config)
         self._effects = Effects(state.next_op)
-        self._rebuilder = ClusterRebuilder(state.table, config, self._effects)
+        self._now = state.first_now  # of the newest event
+        self._elastic = ElasticScheduler(
+            state.elastic, config, state.table, state.trainer, state.counters, self._effects
+        )
         self._rollout = Rollout(
             state.rollout, config, state.table, state.lineages, state.counters, self._effects
         )
@@ -54,10 +57,14 @@ class Coordinator:
 
     def next_wakeup(self) -> float | None:
         """When a Tick is due; None = only when something else happens."""
-        return None if self.finished else self._rollout.dispatcher.next_deadline()
+        if self.finished:
+            return None
+        times = (self._rollout.dispatcher.next_deadline(), self._elastic.next_wakeup(self._now))
+        return min((time for time in times if time is not None), default=None)
 
     def handle(self, event: AnyEvent, now: float) -> list[AnyCommand]:
         """Take one event; returns the commands it leads to, in order. After ``Finish`` only Resumed has any."""
+        self._now = now
         resumed = isinstance(event, events.Resumed)
         if (resumed or not self.finished) and self._apply(event, now) and not self.finished:
             self._advance(now)
@@ -75,13 +82,25 @@ class Coordinator:
             case events.EpisodeFailed():
                 self._rollout.on_failed(event, now)
             case events.WorkerReady():
-                return self._counted(self._rebuilder.on_ready(event, now))
+                return self._counted(self._elastic.lives.on_ready(event, now))
             case events.WeightsProven():
-                return self._counted(self._rebuilder.on_proven(event, self._state.published, now))
+                return self._counted(self._elastic.lives.on_proven(event, self._state.published, now))
             case events.WeightsFailed():
-                return self._counted(self._rebuilder.on_update_failed(event, self._state.published, now))
+                return self._counted(self._elastic.lives.on_update_failed(event, self._state.published, now))
             case events.WorkerLost():
                 self._on_worker_lost(event, now)
+            case events.WorkerReleased():
+                return self._counted(self._elastic.lives.on_released(event, now))
+            case events.GpusArrived():
+                self._elastic.on_arrived(event, now)
+            case events.GpusReclaimed():
+                self._elastic.rebuilder.on_reclaimed(event.gpus, event.grace_s, event.reason, now)
+            case events.HostLost():
+                self._elastic.rebuilder.on_host_lost(event.host, event.reason, now)
+            case events.TrainingOffloaded():
+                return self._counted(self._elastic.toggle.on_offloaded(event, now))
+            case events.TrainingRestored():
+                return self._counted(self._elastic.toggle.on_restored(event, now))
             case events.TrainerReady():
                 self._publish(self._training.on_ready(event, now))
             case events.TrainFinished():
@@ -115,11 +134,13 @@ class Coordinator:
 
     def _advance(self, now: float) -> None:
         """What every change may lead to, in the order in which one thing enables the next."""
-        self._rebuilder.stop_broken(now)
-        self._rebuilder.bring_up_to_date(self._state.published, now)
         self._end_evaluation(now)
         if self.finished:
             return
+        self._elastic.advance(self._demand(), self._state.published, now)
+        if self._state.trainer.status == "gone" and self._elastic.toggle.is_home:
+            self._elastic.toggle.take_home()
+            self._training.start(now)
         self._begin_final_evaluation()
         if self._state.published is not None:
             self._rollout.open_episodes(self._state.trainer.step)
@@ -129,8 +150,17 @@ class Coordinator:
         if self._training.has_nothing_to_learn_from:
             self._give_up(now, "every trajectory of the first step")
             return
-        self._training.train_when_complete(now)
+        if self._elastic.toggle.is_home:
+            self._training.train_when_complete(now)
         self._finish_when_done(now)
+
+    def _demand(self) -> Demand:
+        trainer, buffer = self._state.trainer, self._state.rollout.buffer
+        steps_left = buffer.num_steps - trainer.step
+        cohort = buffer.get(trainer.step) if steps_left > 0 else None
+        remaining = 0 if cohort is None else cohort.num_members - cohort.finished
+        waits = trainer.status != "idle" or self._training.is_ready_to_train
+        return Demand(waits, remaining, self._config.data.batch_size, steps_left)
 
     # life of the run
 
@@ -154,8 +184,7 @@ class Coordinator:
         available = event.num_evaluation_tasks
         state.num_evaluation_tasks = min(wanted, available) if available else wanted
         self._begin_evaluation(0)
-        self._training.start(now)
-        self._rebuilder.start_all(now)
+        self._elastic.start(now)
 
     def _on_resumed(self, now: float) -> None:
         """Every process of the former life is gone: all that was awaited will never come."""
@@ -167,13 +196,11 @@ class Coordinator:
         for row in state.table.rows.values():
             if row.condition != "gone":
                 self._rollout.on_worker_lost(row.slot, now)
-                self._rebuilder.on_lost(row, "the run was resumed", now)
-            row.losses.clear()
+        self._elastic.on_resumed(now)
         if state.trainer.status != "gone":
             self._training.on_lost(events.TrainerLost(state.trainer.incarnation, "the run was resumed"), now)
         state.trainer.losses.clear()
-        self._training.start(now)
-        self._rebuilder.start_all(now)
+        self._elastic.start(now)
 
     def _on_worker_lost(self, event: events.WorkerLost, now: float) -> None:
         row = self._state.table.current(event.slot, event.incarnation)
@@ -182,18 +209,14 @@ class Coordinator:
             return
         self._count_loss(row, event)
         self._rollout.on_worker_lost(row.slot, now)
-        self._rebuilder.on_lost(row, event.reason, now)
-        if not self._rebuilder.replace(row, now):
-            runtime = self._config.runtime
-            self._finish(
-                now,
-                f"rollout worker {row.slot} died {len(row.losses)} times in {runtime.restart_window_s:.0f} s, last: "
-                f"{event.reason}. Its logs are in logs/; runtime.max_restarts = {runtime.max_restarts} allows more",
-                EXIT_FAILURE,
-            )
+        if error := self._elastic.on_lost(row, event.reason, now):
+            self._finish(now, error, EXIT_FAILURE)
 
     def _count_loss(self, row: WorkerRow, event: events.WorkerLost) -> None:
         counters = self._state.counters
+        if row.dismissed:
+            counters.tokens_lost_planned += max(0, (event.produced_tokens or 0) - row.streamed_tokens)
+            return
         counters.workers_lost += 1
         if event.produced_tokens is not None:
             counters.tokens_lost += max(0, event.produced_tokens - row.streamed_tokens)
@@ -204,6 +227,7 @@ class Coordinator:
         if not self._training.on_lost(event, now):
             return
         self._state.published = None  # the snapshot went with its process
+        self._elastic.toggle.on_trainer_lost(now)
         if self._training.has_failed:
             runtime = self._config.runtime
             self._finish(
@@ -213,8 +237,6 @@ class Coordinator:
                 f"runtime.max_restarts = {runtime.max_restarts} allows more",
                 EXIT_FAILURE,
             )
-            return
-        self._training.start(now)
 
     # evaluation
 
@@ -322,3 +344,4 @@ class Coordinator:
     def check(self) -> None:
         """Invariants that hold between events; AssertionError otherwise."""
         check(self._state, self._config)
+        self._elastic.check()

@@ -4,13 +4,16 @@ from typing import Literal
 
 import msgspec
 
+from pearl.elastic.scheduler import ElasticState
 from pearl.pipeline.buffer import CohortBuffer
-from pearl.pipeline.counters import Counters
 from pearl.pipeline.rollout import RolloutState
-from pearl.pipeline.training import Published, TrainerState
+from pearl.pipeline.training import Published
 from pearl.state.config import Config
+from pearl.state.counters import Counters
 from pearl.state.ids import GpuId
+from pearl.state.leases import GpuZone, Leases
 from pearl.state.lineage import Lineages
+from pearl.state.trainer import TrainerState
 from pearl.state.worker_table import WorkerTable
 
 RunPhase = Literal["new", "running", "stopped", "finished"]
@@ -23,6 +26,7 @@ class CoreState(msgspec.Struct):
     lineages: Lineages
     trainer: TrainerState
     counters: Counters
+    elastic: ElasticState
     published: Published | None = None
     phase: RunPhase = "new"
     next_op: int = 1
@@ -32,15 +36,31 @@ class CoreState(msgspec.Struct):
 
 
 def fresh_state(config: Config) -> CoreState:
-    table = WorkerTable()
-    per_worker = config.rollout.gpus_per_worker
-    for worker in range(config.rollout.num_workers):
-        first = config.training.num_ranks + worker * per_worker
-        table.add(tuple(GpuId(f"local/{first + i}") for i in range(per_worker)))
+    table, leases = fresh_table(config)
     return CoreState(
         table=table,
         rollout=RolloutState(buffer=CohortBuffer.build(config, 0)),
         lineages=Lineages(),
         trainer=TrainerState(),
         counters=Counters(),
+        elastic=ElasticState(leases),
     )
+
+
+def fresh_table(config: Config) -> tuple[WorkerTable, Leases]:
+    """The coordinator's own host: training GPUs first, then the dedicated workers', then those that may arrive."""
+    table, leases = WorkerTable(), Leases()
+    size, num_ranks = config.rollout.gpus_per_worker, config.training.num_ranks
+    dedicated = num_ranks + config.rollout.num_workers * size
+    gpus = [GpuId(f"local/{index}") for index in range(dedicated + config.elastic.preemptible_gpus)]
+    for index, gpu in enumerate(gpus):
+        zone: GpuZone = (
+            "training" if index < num_ranks else "dedicated" if index < dedicated else "preemptible"
+        )
+        leases.add(gpu, zone, present=index < dedicated)
+    for first in range(num_ranks, dedicated, size):
+        table.add(tuple(gpus[first : first + size]))
+    if config.elastic.borrow != "never":
+        for first in range(0, num_ranks - size + 1, size):
+            table.add(tuple(gpus[first : first + size]), "overlap")
+    return table, leases

@@ -5,6 +5,7 @@ import msgspec
 from pearl.coordinator.core_state import CoreState
 from pearl.pipeline.training import Training
 from pearl.state.config import Config
+from pearl.state.leases import TRAINING, GpuRow
 from pearl.state.worker_table import WorkerRow
 
 Summary = dict[str, int | float | str | bool | list[list[int]] | None]
@@ -41,6 +42,18 @@ def status(state: CoreState) -> dict[str, object]:
         "trainer": state.trainer.status,
         "in_flight": state.rollout.in_flight,
         "workers": [_row_status(row) for row in state.table.rows.values()],
+        "gpus": [_gpu_status(row) for row in state.elastic.leases.rows.values()],
+    }
+
+
+def _gpu_status(row: GpuRow) -> dict[str, object]:
+    holder = "training" if row.holder == TRAINING else None if row.holder is None else f"slot {row.holder}"
+    return {
+        "gpu": row.gpu,
+        "zone": row.zone,
+        "present": row.present,
+        "holder": holder,
+        "reclaiming": row.reclaim_deadline_s is not None,
     }
 
 

@@ -1,155 +1,255 @@
-"""Keeps the slots filled and their weights current: start, replace in the slot under a new incarnation, bring every
-worker to the published version, and let none serve before it is proven (paper §4.5; the part that needs no plan).
+"""Inter-scale elasticity: workers on preemptible GPUs join as a group and leave on time (paper §4.5).
+
+Shrinking is urgent: cut from routing, interrupt, keep the partial trajectories, give the GPUs back within the grace.
+Expanding is deferrable: joiners start while the rest serves, take the newest weights once they are up, and are
+admitted together; if one of them fails, none of them was ever there.
 """
 
-from typing import Protocol
+from collections.abc import Iterable
 
-from pearl.state import events
-from pearl.state.commands import StartWorker, StopWorker, UpdateWeights
+import msgspec
+
+from pearl.elastic.worker_lives import WorkerLives
+from pearl.state.commands import ReturnGpus
 from pearl.state.config import Config
+from pearl.state.counters import Counters
 from pearl.state.effects import Effects
-from pearl.state.ids import Incarnation, OpId
+from pearl.state.ids import GpuId, Slot
+from pearl.state.leases import GpuRow, Leases
+from pearl.state.plan import Plan
 from pearl.state.weights import Version
-from pearl.state.worker_table import Condition, WorkerRow, WorkerTable
+from pearl.state.worker_table import WorkerRow, WorkerTable
 
-MAX_ERRORS = 3
-"""Failed attempts of a worker in a row before it is replaced: one can be chance, a broken engine fails them all."""
-MAX_FAILED_UPDATES = 3
+RETRY_S = 5.0
+"""Before a GPU is tried again on which a worker failed twice in a row; doubles with each failure more."""
+KILL_SHARE = 0.2
+KILL_SHARE_MAX_S = 2.0
+"""The end of a grace that is kept for killing what has not ended by itself, and for the news to travel."""
+STOPPABLE = ("starting", "ready", "proven", "asleep", "activating")
 
 
-class Target(Protocol):
-    """The published version and its proof."""
+class Expansion(msgspec.Struct):
+    """A group of joiners on its way; never routable before all of it is."""
 
-    @property
-    def version(self) -> Version: ...
+    slots: list[Slot]
+    began_s: float
+    ready_s: float | None = None  # when the last of them was up: from preparation to finalization
 
-    @property
-    def checksum(self) -> str: ...
+
+class ClusterState(msgspec.Struct):
+    expansion: Expansion | None = None
+    preparation_s: float | None = None  # of the newest admitted group
+    finalization_s: float | None = None
 
 
 class ClusterRebuilder:
-    def __init__(self, table: WorkerTable, config: Config, effects: Effects) -> None:
+    def __init__(
+        self,
+        state: ClusterState,
+        table: WorkerTable,
+        leases: Leases,
+        lives: WorkerLives,
+        config: Config,
+        counters: Counters,
+        effects: Effects,
+    ) -> None:
+        self.state = state
         self._table = table
+        self._leases = leases
+        self._lives = lives
         self._config = config
+        self._counters = counters
         self._effects = effects
 
-    def start_all(self, now: float) -> None:
-        for row in self._table.rows.values():
-            if row.condition == "gone":
-                self._start(row, now)
+    # what comes and goes
 
-    def _start(self, row: WorkerRow, now: float) -> None:
-        row.incarnation = Incarnation(row.incarnation + 1)
-        row.version = row.target = None
-        row.host, row.pid = "", 0
-        row.streamed_tokens = row.errors = row.failed_updates = 0
-        row.op = self._effects.new_op()
-        self._move(row, "starting", now)
-        self._effects.emit(StartWorker(row.op, row.slot, row.incarnation, row.role, row.gpus))
+    def on_arrived(self, gpus: tuple[GpuId, ...], now: float) -> None:
+        new = [gpu for gpu in gpus if gpu not in self._leases.rows or not self._leases.rows[gpu].present]
+        for gpu in new:
+            row = self._leases.rows.get(gpu) or self._leases.add(gpu, "preemptible")
+            row.present, row.failures, row.retry_at_s = True, 0, 0.0
+        self._counters.arrivals += len(new)
+        if new:
+            self._effects.report("gpus", now, event="arrived", gpus=",".join(new))
 
-    def _move(self, row: WorkerRow, to: Condition, now: float, reason: str = "") -> None:
-        self._table.move(row, to)
-        if to != "updating":
-            row.target = None
+    def on_reclaimed(self, gpus: tuple[GpuId, ...], grace_s: float, reason: str, now: float) -> None:
+        """Mandatory: it begins at once and cancels an expansion that it overlaps."""
+        rows = [self._leases.rows[gpu] for gpu in gpus if gpu in self._leases.rows]
+        rows = [row for row in rows if row.present and row.zone == "preemptible"]
+        new = [row for row in rows if row.reclaim_deadline_s is None]
+        for row in rows:
+            sooner = now + grace_s if row.reclaim_deadline_s is None else row.reclaim_deadline_s
+            row.reclaim_began_s = now if row.reclaim_began_s is None else row.reclaim_began_s
+            row.reclaim_deadline_s = min(sooner, now + grace_s)
+        self._counters.reclaims += len(new)
+        if new:
+            told = ",".join(row.gpu for row in new)
+            self._effects.report("gpus", now, event="reclaimed", gpus=told, grace_s=grace_s, reason=reason)
+        self._shrink(now)
+
+    def on_host_lost(self, host: str, reason: str, now: float) -> None:
+        """Its GPUs are gone; the losses of the workers on them come by themselves."""
+        there = [row for row in self._leases.rows.values() if row.host == host and row.present]
+        self.on_reclaimed(tuple(row.gpu for row in there), 0.0, reason, now)
+
+    def _leavers(self) -> list[WorkerRow]:
+        held = {row.holder for row in self._leases.rows.values() if row.reclaim_deadline_s is not None}
+        return [row for row in self._table.rows.values() if row.slot in held]
+
+    def _deadline(self, row: WorkerRow) -> float:
+        """When what is left of a leaving worker is killed, early enough for its GPUs to be back in time."""
+        found = None
+        for gpu in (self._leases.rows[gpu] for gpu in row.gpus):
+            if gpu.reclaim_deadline_s is not None and gpu.reclaim_began_s is not None:
+                grace_s = gpu.reclaim_deadline_s - gpu.reclaim_began_s
+                due = gpu.reclaim_deadline_s - min(KILL_SHARE * grace_s, KILL_SHARE_MAX_S)
+                found = due if found is None else min(found, due)
+        assert found is not None, row
+        return found
+
+    def _shrink(self, now: float) -> None:
+        leavers = self._leavers()
+        fresh = [row.slot for row in leavers if row.condition not in ("leaving", "stopping")]
+        if fresh:
+            self.report_plan(Plan(remove=tuple(fresh)), "mandatory", "reclaimed", now)
+        if self.state.expansion is not None and set(fresh) & set(self.state.expansion.slots):
+            self._cancel("one of its GPUs was reclaimed", now)
+        for row in leavers:
+            self._let_go(row, now)
+        self._give_back(now)
+
+    def _let_go(self, row: WorkerRow, now: float) -> None:
+        """As far as it is possible now; called again whenever something has happened."""
+        left_s = self._deadline(row) - now
+        if row.condition == "stopping":
+            return
+        if self._is_sudden(row):
+            self._lives.stop(row, "its GPUs are gone", now)
+        elif row.condition in STOPPABLE or (row.condition in ("serving", "updating") and not row.running):
+            self._lives.dismiss(row, "reclaimed", max(0.0, left_s), now)
+        elif row.condition in ("serving", "updating") and left_s > 0:
+            self._lives.leave(row, "reclaimed", now)
+        elif row.condition == "leaving" and not row.running:
+            self._lives.dismiss(row, "reclaimed", max(0.0, left_s), now)
+        elif left_s <= 0:
+            self._lives.dismiss(row, "reclaimed, and the grace is over", 0.0, now)
+
+    def _give_back(self, now: float) -> None:
+        """Hand back the reclaimed GPUs that nobody holds any more."""
+        due = [r for r in self._leases.rows.values() if r.reclaim_deadline_s is not None and r.holder is None]
+        if not due:
+            return
+        began = min(row.reclaim_began_s for row in due if row.reclaim_began_s is not None)
+        on_time = all(now <= row.reclaim_deadline_s for row in due if row.reclaim_deadline_s is not None)
+        for row in due:
+            row.present = False
+            row.reclaim_began_s = row.reclaim_deadline_s = None
+        gpus = tuple(row.gpu for row in due)
+        self._effects.emit(ReturnGpus(gpus, now - began, on_time))
         self._effects.report(
-            "worker",
+            "gpus", now, event="returned", gpus=",".join(gpus), seconds=now - began, on_time=on_time
+        )
+
+    def _is_sudden(self, row: WorkerRow) -> bool:
+        """Whether its GPUs were taken without any grace."""
+        gpus = [self._leases.rows[gpu] for gpu in row.gpus]
+        return any(
+            g.reclaim_deadline_s is not None and g.reclaim_deadline_s == g.reclaim_began_s for g in gpus
+        )
+
+    # joiners
+
+    def advance(self, version: Version | None, now: float) -> None:
+        """Go on with the reclaims and the expansion under way."""
+        self._shrink(now)
+        expansion = self.state.expansion
+        if expansion is None:
+            return
+        rows = [self._table.rows[slot] for slot in expansion.slots]
+        if any(row.condition in ("stopping", "gone") for row in rows):
+            self._cancel("a joiner failed", now)
+            return
+        if expansion.ready_s is None and all(row.condition != "starting" for row in rows):
+            expansion.ready_s = now
+        if version is not None and all(row.condition == "proven" and row.version == version for row in rows):
+            self._admit(expansion, rows, now)
+
+    def expand(self, plan: Plan, now: float) -> None:
+        """Begin the optional plan: its slots are filled in the background."""
+        assert self.state.expansion is None, "at most one optional plan at once"
+        slots = [assignment.slot for assignment in plan.add]
+        self.state.expansion = Expansion(slots, now)
+        self.report_plan(plan, "optional", "arrived", now)
+        for slot in slots:
+            self._lives.start(self._table.rows[slot], now)
+
+    def _admit(self, expansion: Expansion, rows: list[WorkerRow], now: float) -> None:
+        assert expansion.ready_s is not None
+        self.state.expansion = None
+        self._counters.expansions += 1
+        for row in rows:
+            for gpu in row.gpus:
+                self._leases.rows[gpu].failures = 0
+            self._lives.admit(row, now)
+        self.state.preparation_s = expansion.ready_s - expansion.began_s
+        self.state.finalization_s = now - expansion.ready_s
+        self._effects.report(
+            "handoff",
             now,
-            slot=row.slot,
-            incarnation=row.incarnation,
-            role=row.role,
-            zone=row.zone,
-            activity=row.activity,
-            event=to,
-            version=None if row.version is None else row.version.step,
-            lineage=None if row.version is None else row.version.lineage,
+            event="expansion",
+            workers=len(rows),
+            seconds=now - expansion.began_s,
+            part_preparation=self.state.preparation_s,
+            part_finalization=self.state.finalization_s,
+        )
+
+    def _cancel(self, reason: str, now: float) -> None:
+        expansion = self.state.expansion
+        assert expansion is not None
+        self.state.expansion = None
+        self._counters.expansions_cancelled += 1
+        text = f"expansion of {len(expansion.slots)} worker(s) cancelled: {reason}"
+        self._effects.report("note", now, text=text)
+        for row in (self._table.rows[slot] for slot in expansion.slots):
+            if row.condition not in ("stopping", "gone", "leaving"):
+                self._lives.dismiss(row, "its expansion was cancelled", 0.0, now)
+
+    def note_failure(self, row: WorkerRow, now: float) -> None:
+        """A worker on preemptible GPUs died: they are tried again, later each time, and at last no more."""
+        for gpu in (self._leases.rows[gpu] for gpu in row.gpus):
+            gpu.failures += 1
+            gpu.retry_at_s = now + (RETRY_S * 2.0 ** (gpu.failures - 2) if gpu.failures > 1 else 0.0)
+
+    def free_gpus(self, now: float) -> list[GpuRow]:
+        """Preemptible GPUs on which a worker may be started now."""
+        limit = self._config.runtime.max_restarts
+        return [
+            row
+            for row in self._leases.of_zone("preemptible")
+            if row.usable and row.holder is None and row.failures <= limit and row.retry_at_s <= now
+        ]
+
+    def next_wakeup(self, now: float) -> float | None:
+        times = [self._deadline(row) for row in self._leavers() if row.condition != "stopping"]
+        limit = self._config.runtime.max_restarts
+        times += [
+            row.retry_at_s
+            for row in self._leases.of_zone("preemptible")
+            if row.usable and row.holder is None and row.failures <= limit and row.retry_at_s > now
+        ]
+        return min(times, default=None)
+
+    def report_plan(self, plan: Plan, urgency: str, reason: str, now: float) -> None:
+        self._effects.report(
+            "plan",
+            now,
+            urgency=urgency,
+            add=_names(f"{a.slot}:{a.role}" for a in plan.add),
+            remove=_names(str(slot) for slot in plan.remove),
+            rebind=_names(f"{a.slot}:{a.role}" for a in plan.rebind),
             reason=reason,
         )
 
-    # outcomes; each returns whether it was still awaited
 
-    def on_ready(self, event: events.WorkerReady, now: float) -> bool:
-        row = self._awaited(event.op, event)
-        if row is None or row.condition != "starting":
-            return False
-        row.op, row.host, row.pid = OpId(0), event.host, event.pid
-        self._move(row, "ready", now)
-        return True
-
-    def on_proven(self, event: events.WeightsProven, target: Target | None, now: float) -> bool:
-        row = self._awaited(event.op, event)
-        if row is None or row.condition != "updating":
-            return False
-        row.op = OpId(0)
-        if target is not None and event.version == target.version and event.checksum != target.checksum:
-            self._refuse(row, f"checksum {event.checksum} is not {target.checksum} of {target.version}", now)
-            return True
-        row.version, row.failed_updates = event.version, 0
-        self._move(row, "serving", now)
-        return True
-
-    def on_update_failed(self, event: events.WeightsFailed, target: Target | None, now: float) -> bool:
-        row = self._awaited(event.op, event)
-        if row is None or row.condition != "updating":
-            return False
-        row.op = OpId(0)
-        if target is not None and row.target == target.version:
-            self._refuse(row, event.reason, now)
-        else:  # superseded, or its source died: not the worker's fault
-            row.version = None
-            self._move(row, "ready", now, event.reason)
-        return True
-
-    def _refuse(self, row: WorkerRow, reason: str, now: float) -> None:
-        row.version = None
-        row.failed_updates += 1
-        self._move(row, "ready", now, reason)
-        if row.failed_updates >= MAX_FAILED_UPDATES:
-            self._stop(row, f"{row.failed_updates} weight updates failed: {reason}", now)
-
-    def _awaited(
-        self, op: OpId, event: events.WorkerReady | events.WeightsProven | events.WeightsFailed
-    ) -> WorkerRow | None:
-        row = self._table.current(event.slot, event.incarnation)
-        return row if row is not None and row.op == op else None
-
-    def on_lost(self, row: WorkerRow, reason: str, now: float) -> None:
-        """Take it down; its attempts have been taken over already."""
-        row.op = OpId(0)
-        row.version = None
-        self._move(row, "gone", now, reason)
-        window = self._config.runtime.restart_window_s
-        row.losses = [time for time in row.losses if time > now - window] + [now]
-
-    def replace(self, row: WorkerRow, now: float) -> bool:
-        """Start the slot's next life; False when it has died too often."""
-        if len(row.losses) > self._config.runtime.max_restarts:
-            return False
-        self._start(row, now)
-        return True
-
-    # weights
-
-    def bring_up_to_date(self, target: Target | None, now: float) -> None:
-        """Update every worker that is up and does not serve the published version."""
-        if target is None:
-            return
-        for row in self._table.rows.values():
-            if row.condition in ("ready", "serving") and row.version != target.version:
-                self._move(row, "updating", now)
-                row.target = target.version
-                row.op = self._effects.new_op()
-                self._effects.emit(
-                    UpdateWeights(
-                        row.op, row.slot, row.incarnation, target.version, self._config.rollout.update_mode
-                    )
-                )
-
-    def stop_broken(self, now: float) -> None:
-        """A worker that fails every attempt is replaced, before it attracts all traffic by being idle."""
-        for row in self._table.rows.values():
-            if row.errors >= MAX_ERRORS and row.condition == "serving":
-                self._stop(row, f"{row.errors} attempts in a row failed", now)
-
-    def _stop(self, row: WorkerRow, reason: str, now: float) -> None:
-        self._move(row, "stopping", now, reason)
-        self._effects.emit(StopWorker(row.slot, row.incarnation, 0.0, reason))
+def _names(words: Iterable[str]) -> str:
+    return " ".join(words)

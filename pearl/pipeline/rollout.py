@@ -8,7 +8,6 @@ flight is opening, ready, generating or stepping; each is finished exactly once.
 import msgspec
 
 from pearl.pipeline.buffer import CohortBuffer
-from pearl.pipeline.counters import Counters
 from pearl.pipeline.dispatcher import Dispatcher, DispatchState
 from pearl.pipeline.episode import Trajectory
 from pearl.pipeline.evaluation import EvaluationRound, task_of
@@ -24,6 +23,7 @@ from pearl.state.commands import (
     VoidTokens,
 )
 from pearl.state.config import Config
+from pearl.state.counters import Counters
 from pearl.state.effects import Effects
 from pearl.state.ids import AttemptId, OpId, PromptId, Slot, TrajectoryId
 from pearl.state.lineage import Lineages

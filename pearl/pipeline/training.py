@@ -4,44 +4,21 @@ A trainer that dies restarts alone from its last checkpoint under a new lineage;
 samples made with dead weights are made again, and all others are trained as they are.
 """
 
-from typing import Literal
-
 import msgspec
 
 from pearl.pipeline.buffer import Cohort
-from pearl.pipeline.counters import Counters
 from pearl.pipeline.episode import Trajectory
 from pearl.pipeline.rollout import Rollout
 from pearl.state import events
 from pearl.state.commands import RecordTrajectory, StartTrainer, Train, TrainSample
 from pearl.state.config import Config
+from pearl.state.counters import Counters
 from pearl.state.effects import Effects
-from pearl.state.ids import Incarnation, OpId, PromptId
+from pearl.state.ids import Incarnation, OpId
 from pearl.state.lineage import Lineages
+from pearl.state.trainer import TrainerState
 from pearl.state.trajectory import Outcome
 from pearl.state.weights import Version
-
-TrainerStatus = Literal["gone", "starting", "idle", "training"]
-
-
-class TrainerState(msgspec.Struct):
-    status: TrainerStatus = "gone"
-    incarnation: Incarnation = Incarnation(0)
-    lineage: int = -1  # of the newest start
-    op: OpId = OpId(0)
-    version: Version | None = None  # newest trained; kept while the world restarts
-    checkpoint_step: int | None = None
-    losses: list[float] = msgspec.field(default_factory=list)  # times, within the restart window
-    step_began_s: float = 0.0  # when the previous step ended
-    tokens_at_step: int = 0  # tokens_generated then
-    train_began_s: float = 0.0
-    trained_members: dict[PromptId, int] = msgspec.field(default_factory=dict)  # of steps no checkpoint holds
-    prompts_trained_twice: int = 0  # of steps that a checkpoint holds
-    prompts_lost: int = 0
-
-    @property
-    def step(self) -> int:
-        return 0 if self.version is None else self.version.step
 
 
 class Published(msgspec.Struct, frozen=True):
@@ -153,13 +130,10 @@ class Training:
     # steps
 
     def train_when_complete(self, now: float) -> None:
+        if not self.is_ready_to_train:
+            return
         state, buffer = self.state, self._rollout.state.buffer
-        if state.status != "idle" or state.step >= buffer.num_steps:
-            return
-        evaluation = self._rollout.state.evaluation
         cohort = buffer.get(state.step)
-        if not cohort.is_complete or (evaluation is not None and evaluation.step == state.step):
-            return
         cohort.status = "training"
         state.status = "training"
         state.train_began_s = now
@@ -169,6 +143,16 @@ class Training:
         samples = tuple(self._sample(trajectory) for trajectory in self._members(cohort))
         self._effects.emit(Train(state.op, state.incarnation, state.step, samples, checkpoint))
         self._report(now, "training")
+
+    @property
+    def is_ready_to_train(self) -> bool:
+        """The training world idles, its batch is complete, and no evaluation still needs its weights."""
+        state, buffer = self.state, self._rollout.state.buffer
+        if state.status != "idle" or state.step >= buffer.num_steps:
+            return False
+        evaluation = self._rollout.state.evaluation
+        held = evaluation is not None and evaluation.step == state.step
+        return buffer.get(state.step).is_complete and not held
 
     @property
     def has_nothing_to_learn_from(self) -> bool:

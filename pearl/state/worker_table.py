@@ -39,7 +39,7 @@ _NEXT: dict[Condition, tuple[Condition, ...]] = {
     "starting": ("ready", "stopping", "gone"),
     "ready": ("updating", "releasing", "stopping", "gone"),
     # updating -> ready: the update failed and left it without proven weights
-    "updating": ("proven", "serving", "ready", "leaving", "releasing", "stopping", "gone"),
+    "updating": ("proven", "ready", "leaving", "releasing", "stopping", "gone"),
     "proven": ("serving", "updating", "releasing", "stopping", "gone"),
     "serving": ("updating", "leaving", "releasing", "stopping", "gone"),
     "leaving": ("stopping", "gone"),
@@ -69,6 +69,7 @@ class WorkerRow(msgspec.Struct):
     streamed_tokens: int = 0  # accepted from this incarnation
     errors: int = 0  # failed attempts in a row
     failed_updates: int = 0  # in a row
+    dismissed: bool = False  # being ended for no fault of its own
     losses: list[float] = msgspec.field(default_factory=list)  # times, within the restart window
 
     @property

@@ -8,8 +8,22 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from world import World
 
 from pearl.state import commands, events
-from pearl.state.config import Config, DataConfig, EnvironmentConfig, RolloutConfig, RunConfig, TrainingConfig
-from pearl.state.ids import Slot
+from pearl.state.config import (
+    Config,
+    DataConfig,
+    ElasticConfig,
+    EnvironmentConfig,
+    RolloutConfig,
+    RunConfig,
+    TrainingConfig,
+)
+from pearl.state.ids import GpuId, Slot
+
+PREEMPTIBLE = [
+    GpuId(f"{host}/{index}")
+    for host, first in (("local", 5), ("far", 0))
+    for index in range(first, first + 3)
+]
 
 
 class CoreMachine(RuleBasedStateMachine):
@@ -24,6 +38,9 @@ class CoreMachine(RuleBasedStateMachine):
         partial=st.booleans(),
         checkpoint_every=st.integers(1, 3),
         can_restore=st.booleans(),
+        borrow=st.sampled_from(["never", "always", "gated"]),
+        num_ranks=st.integers(1, 3),
+        gpus_per_worker=st.integers(1, 2),
     )
     def begin(
         self,
@@ -35,6 +52,9 @@ class CoreMachine(RuleBasedStateMachine):
         partial: bool,
         checkpoint_every: int,
         can_restore: bool,
+        borrow: Any,
+        num_ranks: int,
+        gpus_per_worker: int,
     ) -> None:
         config = Config(
             run=RunConfig(num_steps=3),
@@ -42,6 +62,7 @@ class CoreMachine(RuleBasedStateMachine):
             environment=EnvironmentConfig(num_evaluation_tasks=3),
             rollout=RolloutConfig(
                 num_workers=2,
+                gpus_per_worker=gpus_per_worker,
                 max_requests_per_worker=3,
                 staleness_bound=bound,
                 start=start,
@@ -49,7 +70,8 @@ class CoreMachine(RuleBasedStateMachine):
                 update_mode="interrupt" if not partial else mode,
                 partial_rollout=partial,
             ),
-            training=TrainingConfig(checkpoint_every=checkpoint_every),
+            training=TrainingConfig(checkpoint_every=checkpoint_every, num_ranks=num_ranks),
+            elastic=ElasticConfig(inter=True, borrow=borrow, preemptible_gpus=3),
         )
         self.world = World(config, seed=seed, can_restore=can_restore)
         self.world.start()
@@ -65,7 +87,24 @@ class CoreMachine(RuleBasedStateMachine):
                 assert self.world.step(), f"stalled: {self.world.core.status()}"
 
     @precondition(alive)
-    @rule(slot=st.integers(0, 1))
+    @rule(gpus=st.sets(st.sampled_from(PREEMPTIBLE), min_size=1))
+    def arrive(self, gpus: set[GpuId]) -> None:
+        self.world.feed(events.GpusArrived(tuple(sorted(gpus))))
+
+    @precondition(alive)
+    @rule(
+        gpus=st.sets(st.sampled_from(PREEMPTIBLE), min_size=1), grace_s=st.sampled_from([0.0, 0.01, 0.5, 5.0])
+    )
+    def reclaim(self, gpus: set[GpuId], grace_s: float) -> None:
+        self.world.feed(events.GpusReclaimed(tuple(sorted(gpus)), grace_s, "wanted back"))
+
+    @precondition(alive)
+    @rule()
+    def lose_host(self) -> None:
+        self.world.lose_host("far")
+
+    @precondition(alive)
+    @rule(slot=st.integers(0, 6))
     def kill_worker(self, slot: int) -> None:
         self.world.lose_worker(Slot(slot))
 
@@ -80,8 +119,15 @@ class CoreMachine(RuleBasedStateMachine):
         self.world.lose_environments()
 
     @precondition(alive)
-    @rule(env=st.floats(0, 0.3), attempt=st.floats(0, 0.05), update=st.floats(0, 0.3))
-    def set_rates(self, env: float, attempt: float, update: float) -> None:
+    @rule(
+        env=st.floats(0, 0.3),
+        attempt=st.floats(0, 0.05),
+        update=st.floats(0, 0.3),
+        start=st.floats(0, 0.3),
+        stuck=st.floats(0, 0.5),
+    )
+    def set_rates(self, env: float, attempt: float, update: float, start: float, stuck: float) -> None:
+        self.world.start_failure_rate, self.world.stuck_rate = start, stuck
         self.world.env_failure_rate = env
         self.world.attempt_error_rate = attempt
         self.world.update_failure_rate = update
@@ -119,12 +165,14 @@ class CoreMachine(RuleBasedStateMachine):
             return
         world = self.world
         world.env_failure_rate = world.attempt_error_rate = world.update_failure_rate = 0.0
+        world.start_failure_rate = world.stuck_rate = 0.0
         finish = world.run()
         if finish.exit_code == 0:
             assert finish.summary["steps"] == 3
             assert finish.summary["prompts_lost"] == finish.summary["prompts_trained_twice"] == 0
             counted = finish.summary["trajectories_trained"] + finish.summary["trajectories_masked"]  # type: ignore[operator]
             assert counted == 3 * 4
+            assert finish.summary["returns"] <= finish.summary["borrows"]  # type: ignore[operator]
         else:
             assert "runtime.max_restarts" in finish.error
         assert all(not isinstance(c, commands.Generate) for c in world.entries[-1][2])

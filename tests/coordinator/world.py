@@ -35,6 +35,7 @@ class Worker:
     version: Version | None = None
     running: dict[AttemptId, Running] = field(default_factory=dict)
     sampled: int = 0
+    holds_memory: bool = True
 
 
 class World:
@@ -62,6 +63,10 @@ class World:
         self.env_failure_rate = 0.0
         self.attempt_error_rate = 0.0
         self.update_failure_rate = 0.0
+        self.start_failure_rate = 0.0
+        self.stuck_rate = 0.0  # releases that take too long: the worker is killed
+        self.training_holds_memory = False
+        self.returned: list[commands.ReturnGpus] = []
         self.started = events.Started((1,), num_train_tasks, 0, can_restore)
         self.tokens: dict[TrajectoryId, int] = {}  # what a token store would hold
         self.attempts: dict[AttemptId, tuple[Slot, TrajectoryId]] = {}  # whose frames it would accept
@@ -124,13 +129,21 @@ class World:
     def perform(self, command: AnyCommand) -> None:
         match command:
             case commands.StartWorker():
-                self.workers[command.slot] = Worker(command.incarnation)
-                self.post(
-                    events.WorkerReady(command.op, command.slot, command.incarnation, "host", 1),
-                    self.rng.uniform(1, 3),
-                )
+                self._start_worker(command)
             case commands.StopWorker():
-                self.lose_worker(command.slot, command.reason)
+                self._stop_worker(command)
+            case commands.Interrupt():
+                self._interrupt(command.slot)
+            case commands.ReleaseWorker():
+                self._release(command)
+            case commands.ActivateWorker():
+                self._activate(command)
+            case commands.OffloadTraining():
+                self._offload(command)
+            case commands.RestoreTraining():
+                self._restore(command)
+            case commands.ReturnGpus():
+                self._check_given_back(command)
             case commands.UpdateWeights():
                 self._update(command)
             case commands.Generate():
@@ -164,6 +177,79 @@ class World:
             case commands.StopTrainer():
                 self.lose_trainer(command.reason)
 
+    def _is_overlap(self, slot: Slot) -> bool:
+        return self.core._state.table.rows[slot].zone == "overlap"
+
+    def _start_worker(self, command: commands.StartWorker) -> None:
+        assert command.slot not in self.workers, "a slot has one life at a time"
+        assert not (self._is_overlap(command.slot) and self.training_holds_memory), "memory is taken"
+        self.workers[command.slot] = Worker(command.incarnation)
+        if self.rng.random() < self.start_failure_rate:
+            self.post(events.WorkerLost(command.slot, command.incarnation, "did not start", 0), 1.0)
+            del self.workers[command.slot]
+            return
+        ready = events.WorkerReady(command.op, command.slot, command.incarnation, "host", 1)
+        self.post(ready, self.rng.uniform(1, 3))
+
+    def _stop_worker(self, command: commands.StopWorker) -> None:
+        worker = self.workers.get(command.slot)
+        if worker is not None and worker.incarnation == command.incarnation:
+            self.lose_worker(command.slot, command.reason, self.rng.uniform(0, command.grace_s))
+
+    def _interrupt(self, slot: Slot) -> None:
+        worker = self.workers.get(slot)
+        for attempt in list(worker.running) if worker is not None else []:
+            self._end(slot, attempt, "abort")
+
+    def _release(self, command: commands.ReleaseWorker) -> None:
+        worker = self.workers.get(command.slot)
+        if worker is None:
+            return
+        if self.rng.random() < self.stuck_rate:
+            self.lose_worker(command.slot, "did not let go", command.limit_s)
+            return
+        self._interrupt(command.slot)
+        worker.holds_memory, worker.version = False, None
+        self.post(events.WorkerReleased(command.op, command.slot, command.incarnation, 1, 0.1), 0.3)
+
+    def _activate(self, command: commands.ActivateWorker) -> None:
+        worker = self.workers.get(command.slot)
+        assert not self.training_holds_memory, "memory is taken"
+        if worker is None:
+            return
+        worker.holds_memory = True
+        if self.rng.random() < self.update_failure_rate:
+            self.post(events.WeightsFailed(command.op, command.slot, command.incarnation, "no memory"))
+            return
+        worker.version = command.version
+        proof = checksum(command.version)
+        self.post(
+            events.WeightsProven(command.op, command.slot, command.incarnation, command.version, proof, 0.1)
+        )
+
+    def _offload(self, command: commands.OffloadTraining) -> None:
+        if self.trainer == command.incarnation:
+            self.training_holds_memory = False
+            self.post(events.TrainingOffloaded(command.op, command.incarnation, 1, 0.1))
+
+    def _restore(self, command: commands.RestoreTraining) -> None:
+        self._take_training_memory()
+        if self.trainer == command.incarnation:
+            self.post(events.TrainingRestored(command.op, command.incarnation, 0.1))
+
+    def _take_training_memory(self) -> None:
+        lent = [
+            slot for slot, worker in self.workers.items() if worker.holds_memory and self._is_overlap(slot)
+        ]
+        assert not lent, f"training takes memory that slots {lent} hold"
+        self.training_holds_memory = True
+
+    def _check_given_back(self, command: commands.ReturnGpus) -> None:
+        for slot in self.workers:
+            used = set(self.core._state.table.rows[slot].gpus)
+            assert not used & set(command.gpus), f"slot {slot} runs on GPUs that were given back"
+        self.returned.append(command)
+
     def _update(self, command: commands.UpdateWeights) -> None:
         worker = self.workers.get(command.slot)
         if worker is None:
@@ -187,6 +273,7 @@ class World:
             return  # it died; its loss is on the way
         assert worker.incarnation == command.incarnation
         assert worker.version is not None, "a request reached a worker without proven weights"
+        assert worker.holds_memory, "a request reached a worker that has released its memory"
         assert command.max_new_tokens > 0
         assert command.context_tokens == self.tokens[command.trajectory], command
         self.attempts[command.attempt] = (command.slot, command.trajectory)
@@ -253,6 +340,7 @@ class World:
         self.post(events.EpisodeStepped(command.op, command.trajectory, observation, reward, done, 0.05))
 
     def _start_trainer(self, command: commands.StartTrainer) -> None:
+        self._take_training_memory()
         self.trainer, self.lineage = command.incarnation, command.lineage
         step = command.restore_step
         assert step is None or step in self.checkpoints, f"no checkpoint of step {step}"
@@ -266,6 +354,7 @@ class World:
     def _train(self, command: commands.Train) -> None:
         if self.trainer != command.incarnation:
             return  # it died; its loss is on the way
+        assert self.training_holds_memory, "training without its memory"
         for sample in command.samples:
             assert sample.tokens == self.tokens[sample.trajectory], sample
         self.trained.append((command.step, tuple(s.trajectory for s in command.samples)))
@@ -288,16 +377,25 @@ class World:
 
     # faults
 
-    def lose_worker(self, slot: Slot, reason: str = "killed") -> None:
+    def lose_worker(self, slot: Slot, reason: str = "killed", delay: float = 0.0) -> None:
         """kill -9: frames on their way may still arrive, after the loss they are stale."""
         worker = self.workers.pop(slot, None)
         if worker is not None:
-            self.post(events.WorkerLost(slot, worker.incarnation, reason, worker.sampled))
+            delay += self.rng.uniform(0.001, 0.2)
+            self.post(events.WorkerLost(slot, worker.incarnation, reason, worker.sampled), delay)
+
+    def lose_host(self, host: str) -> None:
+        """Its agent and all its workers at once; what is heard first is chance."""
+        for slot in list(self.workers):
+            if any(gpu.startswith(f"{host}/") for gpu in self.core._state.table.rows[slot].gpus):
+                self.lose_worker(slot, "its host is gone")
+        self.post(events.HostLost(host, "silent"))
 
     def lose_trainer(self, reason: str = "killed") -> None:
         if self.trainer is not None:
             self.post(events.TrainerLost(self.trainer, reason), 0.05)
             self.trainer = None
+            self.training_holds_memory = False
 
     def lose_environments(self) -> None:
         self.envs.clear()
@@ -310,5 +408,6 @@ class World:
         self.attempts.clear()
         self.envs.clear()
         self.trainer = None
+        self.training_holds_memory = False
         self.core = Coordinator.restore(self.config, snapshot)
         self.feed(events.Resumed())

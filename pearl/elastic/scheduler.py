@@ -1,0 +1,193 @@
+"""The elastic scheduler: budget -> decide -> plan -> execute, one path for both kinds of elasticity (paper §4.1).
+
+Mandatory work (reclaims, returns to training) starts at once; each executor has at most one optional plan under way,
+and the two never touch the same GPU.
+"""
+
+import msgspec
+
+from pearl.elastic.cluster_rebuilder import ClusterRebuilder, ClusterState
+from pearl.elastic.toggle_manager import ToggleManager, ToggleState
+from pearl.elastic.worker_lives import Target, WorkerLives
+from pearl.state import events
+from pearl.state.config import Config
+from pearl.state.counters import Counters
+from pearl.state.effects import Effects
+from pearl.state.ids import GpuId, Slot
+from pearl.state.leases import GpuRow, Leases
+from pearl.state.plan import Assignment, Plan
+from pearl.state.trainer import TrainerState
+from pearl.state.worker_table import WorkerRow, WorkerTable
+
+
+class ElasticState(msgspec.Struct):
+    leases: Leases
+    cluster: ClusterState = msgspec.field(default_factory=ClusterState)
+    toggle: ToggleState = msgspec.field(default_factory=ToggleState)
+
+
+class Demand(msgspec.Struct, frozen=True):
+    """What the pipeline wants of the GPUs now."""
+
+    training_waits: bool  # a batch is complete, or there is no training world: it needs its GPUs
+    remaining: int  # R of the B trajectories that the next training step waits for
+    batch: int  # B
+    steps_left: int
+
+
+class ElasticScheduler:
+    def __init__(
+        self,
+        state: ElasticState,
+        config: Config,
+        table: WorkerTable,
+        trainer: TrainerState,
+        counters: Counters,
+        effects: Effects,
+    ) -> None:
+        self._config = config
+        self._table = table
+        self._leases = state.leases
+        self._trainer = trainer
+        self._counters = counters
+        self._effects = effects
+        self.lives = WorkerLives(table, state.leases, config, effects)
+        self.rebuilder = ClusterRebuilder(
+            state.cluster, table, state.leases, self.lives, config, counters, effects
+        )
+        self.toggle = ToggleManager(
+            state.toggle, trainer, table, state.leases, self.lives, config, counters, effects
+        )
+
+    # the run's lives
+
+    def start(self, now: float) -> None:
+        for row in self._table.rows.values():
+            if row.zone == "dedicated" and self._zone(row) == "dedicated":
+                self.lives.start(row, now)
+        self.toggle.start(now)
+
+    def on_resumed(self, now: float) -> None:
+        """Every process of the former life is gone; agents of other hosts join again by themselves."""
+        self.rebuilder.state.expansion = None
+        own = {row.host for row in self._leases.of_zone("training")}
+        for row in self._table.rows.values():
+            if row.condition != "gone":
+                self.lives.end(row, "the run was resumed", now)
+            row.losses.clear()
+        for gpu in self._leases.rows.values():
+            assert gpu.holder is None or gpu.zone == "training", gpu
+            if gpu.reclaim_deadline_s is not None or gpu.host not in own:
+                gpu.present = False
+            gpu.reclaim_began_s = gpu.reclaim_deadline_s = None
+            gpu.holder, gpu.failures, gpu.retry_at_s = None, 0, 0.0
+
+    # what happens
+
+    def on_arrived(self, event: events.GpusArrived, now: float) -> None:
+        if self._config.elastic.inter:
+            self.rebuilder.on_arrived(event.gpus, now)
+            return
+        text = f"{len(event.gpus)} GPU(s) arrived and are not used: elastic.inter = false"
+        self._effects.report("note", now, text=text)
+
+    def on_lost(self, row: WorkerRow, reason: str, now: float) -> str:
+        """A worker is gone, its attempts have been taken over. Returns why the run cannot go on ("" = it can)."""
+        is_dismissed, zone = row.dismissed, self._zone(row)
+        self.lives.end(row, reason, now)
+        if is_dismissed:
+            return ""
+        window_s = self._config.runtime.restart_window_s
+        row.losses = [time for time in row.losses if time > now - window_s] + [now]
+        if zone == "preemptible":
+            self.rebuilder.note_failure(row, now)
+        elif zone == "dedicated":
+            limit = self._config.runtime.max_restarts
+            if len(row.losses) > limit:
+                return (
+                    f"rollout worker {row.slot} died {len(row.losses)} times in {window_s:.0f} s, last: {reason}. "
+                    f"Its logs are in logs/; runtime.max_restarts = {limit} allows more"
+                )
+            self.lives.start(row, now)
+        return ""
+
+    def _zone(self, row: WorkerRow) -> str:
+        return self._leases.rows[row.gpus[0]].zone
+
+    # going on
+
+    def advance(self, demand: Demand, published: Target | None, now: float) -> None:
+        version = None if published is None else published.version
+        self.lives.stop_broken(now)
+        self.rebuilder.advance(version, now)
+        self.toggle.advance(demand.training_waits, version, now)
+        self.lives.bring_up_to_date(published, now)
+        self._admit(now)
+        self._lend(demand, now)
+        self._expand(demand, now)
+
+    def _admit(self, now: float) -> None:
+        """Those that come back one by one: a group of joiners is the rebuilder's."""
+        expansion = self.rebuilder.state.expansion
+        group = set() if expansion is None else set(expansion.slots)
+        for row in self._table.rows.values():
+            if row.condition == "proven" and row.slot not in group:
+                self.lives.admit(row, now)
+
+    def _lend(self, demand: Demand, now: float) -> None:
+        overlap = self.toggle.overlap()
+        if not overlap or not self.toggle.is_home or self._trainer.status != "idle" or demand.training_waits:
+            return
+        add = tuple(Assignment(row.slot, row.role) for row in overlap)
+        self.rebuilder.report_plan(Plan(add=add), "optional", "training idles", now)
+        self.toggle.lend(now)
+
+    def _expand(self, demand: Demand, now: float) -> None:
+        if self.rebuilder.state.expansion is not None:
+            return
+        joiners = self._form_slots(self.rebuilder.free_gpus(now))
+        if joiners:
+            self.rebuilder.expand(Plan(add=tuple(Assignment(row.slot, row.role) for row in joiners)), now)
+
+    def _form_slots(self, free: list[GpuRow]) -> list[WorkerRow]:
+        """Bind free GPUs of a host together, as many as a worker needs; a GPU left over waits."""
+        size = self._config.rollout.gpus_per_worker
+        hosts: dict[str, list[GpuId]] = {}
+        for row in free:
+            hosts.setdefault(row.host, []).append(row.gpu)
+        found = []
+        for gpus in hosts.values():
+            for first in range(0, len(gpus) - size + 1, size):
+                found.append(self._slot_for(tuple(gpus[first : first + size]), found))
+        return found
+
+    def _slot_for(self, gpus: tuple[GpuId, ...], taken: list[WorkerRow]) -> WorkerRow:
+        """The slot that had these GPUs before, an empty one whose GPUs are gone, or a new one."""
+        empty = [r for r in self._table.rows.values() if r.condition == "gone" and r.zone == "dedicated"]
+        empty = [r for r in empty if r not in taken and self._zone(r) == "preemptible"]
+        for row in empty:
+            if row.gpus == gpus:
+                return row
+        for row in empty:
+            if not any(self._leases.rows[gpu].usable for gpu in row.gpus):
+                row.gpus = gpus
+                row.losses.clear()
+                return row
+        return self._table.add(gpus)
+
+    def next_wakeup(self, now: float) -> float | None:
+        return self.rebuilder.next_wakeup(now)
+
+    def check(self) -> None:
+        """Every running worker holds its GPUs, and nobody else does."""
+        held: dict[GpuId, Slot] = {}
+        for row in self._table.rows.values():
+            if row.condition not in ("gone", "asleep"):
+                held.update(dict.fromkeys(row.gpus, row.slot))
+        for gpu in self._leases.rows.values():
+            expected = held.get(gpu.gpu)
+            if expected is not None:
+                assert gpu.holder == expected, (gpu, expected)
+                assert gpu.present, gpu
+            else:
+                assert gpu.holder is None or gpu.zone == "training", gpu

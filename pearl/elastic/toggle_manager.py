@@ -1,0 +1,216 @@
+"""Intra-scale elasticity: idle training GPUs are lent to overlap workers and come back (paper §4.6).
+
+Processes stay, only device state moves: training offloads, overlap workers wake; they release, training restores. A GPU
+has one holder at any time. Returning is mandatory: it cancels an activation under way, and a worker that does not let
+go within its limit is killed.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from pearl.elastic.worker_lives import WorkerLives
+from pearl.state import events
+from pearl.state.commands import OffloadTraining, RestoreTraining
+from pearl.state.config import Config
+from pearl.state.counters import Counters
+from pearl.state.effects import Effects
+from pearl.state.ids import GpuId, OpId
+from pearl.state.leases import TRAINING, Leases
+from pearl.state.trainer import TrainerState
+from pearl.state.weights import Version
+from pearl.state.worker_table import INACTIVE, WorkerRow, WorkerTable
+
+TogglePhase = Literal["returning", "home", "offloading", "lent", "restoring"]
+"""returning: overlap workers let go (at the run's start: they come up first, and sleep, before training takes the
+memory); home: the training world has its GPUs, or may start; offloading: its state leaves; lent; restoring: its state
+comes back."""
+
+
+class ToggleState(msgspec.Struct):
+    phase: TogglePhase = "returning"
+    op: OpId = OpId(0)
+    borrow_began_s: float = 0.0
+    return_began_s: float = 0.0
+    is_woken: bool = False  # every overlap worker of this window serves or has failed
+    was_lent: bool = False  # since the training world was last home
+    activation_s: float | None = None  # of the window under way, then of the newest
+    activations_s: float = 0.0  # sums, for the means
+    num_activations: int = 0
+    returns_s: float = 0.0
+
+
+class ToggleManager:
+    def __init__(
+        self,
+        state: ToggleState,
+        trainer: TrainerState,
+        table: WorkerTable,
+        leases: Leases,
+        lives: WorkerLives,
+        config: Config,
+        counters: Counters,
+        effects: Effects,
+    ) -> None:
+        self.state = state
+        self._trainer = trainer
+        self._table = table
+        self._leases = leases
+        self._lives = lives
+        self._config = config
+        self._counters = counters
+        self._effects = effects
+
+    @property
+    def is_home(self) -> bool:
+        return self.state.phase == "home"
+
+    def overlap(self) -> list[WorkerRow]:
+        return [row for row in self._table.rows.values() if row.zone == "overlap"]
+
+    def start(self, now: float) -> None:
+        """At the beginning of a life: overlap engines come up before training takes the memory."""
+        self.state.phase = "returning"
+        self.state.op = OpId(0)
+        self.state.was_lent = False
+        for row in self.overlap():
+            self._lives.start(row, now)
+
+    # lending
+
+    def lend(self, now: float) -> None:
+        """Begin an optional plan; only while home and the training world idles."""
+        state = self.state
+        assert state.phase == "home", state
+        assert self._trainer.status == "idle", self._trainer
+        state.phase, state.borrow_began_s, state.is_woken = "offloading", now, False
+        state.activation_s = None
+        state.op = self._effects.new_op()
+        self._effects.emit(OffloadTraining(state.op, self._trainer.incarnation))
+        self._report(now, "offloading")
+
+    def on_offloaded(self, event: events.TrainingOffloaded, now: float) -> bool:
+        state = self.state
+        if state.phase != "offloading" or event.op != state.op:
+            return False
+        self._leases.free(self._training_gpus(), TRAINING)
+        state.op = OpId(0)
+        state.phase, state.was_lent = "lent", True
+        self._counters.borrows += 1
+        self._report(now, "lent", event.parts)
+        return True
+
+    def on_restored(self, event: events.TrainingRestored, now: float) -> bool:
+        state = self.state
+        if state.phase != "restoring" or event.op != state.op:
+            return False
+        state.op = OpId(0)
+        self._come_home(now, event.parts)
+        return True
+
+    def on_trainer_lost(self, now: float) -> None:
+        """Its state is gone; what it held is free, what is lent comes back before it starts again."""
+        state = self.state
+        state.op = OpId(0)
+        if held := self._leases.held_by(TRAINING):
+            self._leases.free(held, TRAINING)
+        if state.phase == "lent":
+            self._begin_return(now)
+        elif state.phase in ("offloading", "restoring"):
+            state.phase = "home"
+            state.was_lent = False
+
+    def advance(self, is_wanted: bool, version: Version | None, now: float) -> None:
+        """Go on. ``is_wanted``: the training world needs its GPUs back."""
+        if self.state.phase == "lent" and (is_wanted or version is None):
+            self._begin_return(now)
+        if self.state.phase == "lent":
+            assert version is not None
+            self._wake(version, now)
+        elif self.state.phase == "returning":
+            self._let_go(now)
+
+    def _wake(self, version: Version, now: float) -> None:
+        state = self.state
+        rows = self.overlap()
+        if not state.is_woken and state.activation_s is None:
+            state.activation_s = 0.0  # the window's first look: later losses wait for the next window
+            for row in rows:
+                if row.condition == "asleep":
+                    self._lives.activate(row, version, now)
+                elif row.condition == "gone" and len(row.losses) <= self._config.runtime.max_restarts:
+                    self._lives.start(row, now)
+        if not state.is_woken and all(row.condition in ("serving", "gone", "asleep") for row in rows):
+            state.is_woken = True
+            state.activation_s = now - state.borrow_began_s
+            state.activations_s += state.activation_s
+            state.num_activations += 1
+            self._counters.activation_seconds_mean = state.activations_s / state.num_activations
+            serving = sum(row.condition == "serving" for row in rows)
+            self._effects.report(
+                "handoff",
+                now,
+                event="borrow",
+                workers=serving,
+                seconds=state.activation_s,
+                step=self._trainer.step,
+            )
+
+    # returning
+
+    def _begin_return(self, now: float) -> None:
+        self.state.phase = "returning"
+        self.state.return_began_s = now
+
+    def _let_go(self, now: float) -> None:
+        rows = self.overlap()
+        for row in rows:
+            if row.condition in ("ready", "updating", "proven", "serving", "activating"):
+                self._lives.release(row, now)
+            elif row.condition == "starting" and self.state.was_lent:
+                self._lives.dismiss(row, "training needs its GPUs", 0.0, now)
+        if any(row.condition not in INACTIVE for row in rows):
+            return
+        if self.state.was_lent and self._trainer.status == "idle":
+            self._leases.take(self._training_gpus(), TRAINING)
+            self.state.phase = "restoring"
+            self.state.op = self._effects.new_op()
+            self._effects.emit(RestoreTraining(self.state.op, self._trainer.incarnation))
+            self._report(now, "restoring")
+        else:
+            self._come_home(now, {})
+
+    def _come_home(self, now: float, parts: dict[str, float]) -> None:
+        state = self.state
+        state.phase = "home"
+        if not state.was_lent:
+            return
+        state.was_lent = False
+        self._counters.returns += 1
+        seconds = now - state.return_began_s
+        state.returns_s += seconds
+        self._counters.deactivation_seconds_mean = state.returns_s / self._counters.returns
+        told = {f"part_{name}": value for name, value in parts.items()}
+        self._effects.report("handoff", now, event="return", seconds=seconds, step=self._trainer.step, **told)
+        if self._trainer.status == "idle":
+            self._report(now, "idle")
+
+    def take_home(self) -> None:
+        """The training world starts: it holds its GPUs from now on."""
+        self._leases.take(self._training_gpus(), TRAINING)
+
+    def _training_gpus(self) -> tuple[GpuId, ...]:
+        return tuple(row.gpu for row in self._leases.of_zone("training"))
+
+    def _report(self, now: float, activity: str, parts: dict[str, float] | None = None) -> None:
+        told = {f"part_{name}": value for name, value in (parts or {}).items()}
+        self._effects.report(
+            "training",
+            now,
+            activity=activity,
+            incarnation=self._trainer.incarnation,
+            step=self._trainer.step,
+            lineage=self._trainer.lineage,
+            reason="",
+            **told,
+        )
