@@ -12,15 +12,8 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from pearl.workers.residency.saver import (
-    MIN_FREED_RATIO,
-    NoRoomError,
-    NotFreedError,
-    Released,
-    ResidencyError,
-    Restored,
-    StateChangedError,
-)
+from pearl.workers.residency.errors import NoRoomError, NotFreedError, ResidencyError, StateChangedError
+from pearl.workers.residency.saver import MIN_FREED_RATIO, Released, Restored
 from pearl.workers.residency.stopwatch import Stopwatch
 from pearl.workers.residency.storages import digest, distinct_storages, storage_bytes, total_bytes
 
@@ -118,7 +111,7 @@ class CudaSaver:
         if free < needed:
             raise NoRoomError(
                 f"{tag}: {needed} bytes are to come back to {self._device} and {free} are free; whoever has the "
-                "memory must release it first. Nothing was changed"
+                f"memory must release it first. Nothing was changed. {torch.cuda.list_gpu_processes(self._device)}"
             )
 
     def _free_bytes(self) -> int:

@@ -11,6 +11,7 @@ import psutil
 import torch
 
 from pearl.workers.residency.backup import Backup
+from pearl.workers.residency.errors import NoRoomError, NotFreedError, ResidencyError, StateChangedError
 from pearl.workers.residency.pages import (
     Pages,
     counts_pages,
@@ -21,15 +22,7 @@ from pearl.workers.residency.pages import (
     whole_pages,
     zero_edges,
 )
-from pearl.workers.residency.saver import (
-    MIN_FREED_RATIO,
-    NoRoomError,
-    NotFreedError,
-    Released,
-    ResidencyError,
-    Restored,
-    StateChangedError,
-)
+from pearl.workers.residency.saver import MIN_FREED_RATIO, Released, Restored
 from pearl.workers.residency.stopwatch import Stopwatch
 from pearl.workers.residency.storages import digest, distinct_storages, total_bytes
 

@@ -78,9 +78,9 @@ def counts_pages() -> bool:
 
 
 def process_bytes() -> int:
-    """Resident memory of the whole process."""
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * PAGE
+    """Resident memory of the whole process. The sum over its maps is exact; statm's counters lag by megabytes."""
+    with open("/proc/self/smaps_rollup", encoding="ascii") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith("Rss:"))
 
 
 def _resident(pages: Pages) -> int:

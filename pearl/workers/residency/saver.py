@@ -15,22 +15,6 @@ MIN_FREED_RATIO = 0.95
 """A release that frees less of what it took than this is no release: whoever comes next would run out of memory."""
 
 
-class ResidencyError(Exception):
-    """Memory was not handed over; the message says what is held, what was expected and what can be done."""
-
-
-class NotFreedError(ResidencyError):
-    """A release did its work, and the memory is still taken."""
-
-
-class NoRoomError(ResidencyError):
-    """There is no memory to come back to yet. Nothing was changed; a later try may succeed."""
-
-
-class StateChangedError(ResidencyError):
-    """What came back is not what left. Nothing may be done with it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Released:
     num_bytes: int = 0  # measured; pages that were never touched held no memory

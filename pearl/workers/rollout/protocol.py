@@ -45,6 +45,14 @@ class Delta(msgspec.Struct, frozen=True):
     error: str = ""
 
 
+class Released(msgspec.Struct, frozen=True):
+    """Device memory that a release freed, and proved to be free."""
+
+    num_bytes: int  # measured
+    release_s: float
+    verify_s: float
+
+
 Emit = Callable[[Delta], None]
 
 
@@ -89,9 +97,15 @@ class Engine(Protocol):
     async def checksum(self) -> str:
         """As ``Snapshot.checksum``, over the weights now served."""
 
-    async def release(self, tags: tuple[MemoryTag, ...]) -> None: ...
+    async def release(self, tags: tuple[MemoryTag, ...]) -> Released | None:
+        """Only while paused and idle; ValueError otherwise. None = this engine has nothing to measure. Content is
+        not kept: without its weights the engine serves nothing until a whole update. ResidencyError when the memory
+        is not free."""
+        ...
 
-    async def restore(self, tags: tuple[MemoryTag, ...]) -> None: ...
+    async def restore(self, tags: tuple[MemoryTag, ...]) -> None:
+        """Memory, no content; ResidencyError when there is none to be had, and then nothing was changed."""
+        ...
 
     async def set_role(self, role: Role) -> None:
         """Only while idle."""

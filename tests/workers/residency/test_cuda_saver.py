@@ -9,8 +9,8 @@ import torch
 
 from pearl.workers.residency.choose import saver_for
 from pearl.workers.residency.cuda import CudaSaver
+from pearl.workers.residency.errors import NoRoomError, NotFreedError, ResidencyError
 from pearl.workers.residency.host import HostSaver
-from pearl.workers.residency.saver import NoRoomError, NotFreedError, ResidencyError
 from pearl.workers.residency.storages import digest, distinct_storages
 
 DEVICE = torch.device("cuda", 0)
@@ -66,6 +66,7 @@ def driven(monkeypatch: pytest.MonkeyPatch, library: Library) -> Library:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (library.free, 1 << 40))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "list_gpu_processes", lambda device: "process 77 uses 120 MB")
     return library
 
 
@@ -108,11 +109,11 @@ def test_mh_01_memory_that_the_driver_does_not_report_free_is_an_error(
     assert saver.is_released("state")
 
 
-def test_mh_02_a_restore_without_room_maps_nothing_and_may_be_tried_again(library: Library) -> None:
+def test_mh_02_mh_08_a_restore_without_room_names_the_holder_and_may_be_tried_again(library: Library) -> None:
     saver, tensors = CudaSaver(DEVICE, library), state(8 * MIB)
     saver.release("state", tensors, keep=True)
     library.free = MIB
-    with pytest.raises(NoRoomError, match=f"{MIB} are free; whoever has the memory must release it first"):
+    with pytest.raises(NoRoomError, match=f"cuda:0 and {MIB} are free.*process 77"):
         saver.restore("state")
     assert not any(call.startswith("resume") for call in library.calls)
     library.free = 100 * MIB

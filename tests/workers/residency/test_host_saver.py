@@ -7,15 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from pearl.workers.residency.errors import NoRoomError, NotFreedError, ResidencyError, StateChangedError
 from pearl.workers.residency.host import HostSaver
 from pearl.workers.residency.pages import PAGE, Pages, process_bytes, resident_bytes, whole_pages, zero_edges
-from pearl.workers.residency.saver import (
-    NoRoomError,
-    NotFreedError,
-    ResidencyError,
-    Restored,
-    StateChangedError,
-)
+from pearl.workers.residency.saver import Restored
 from pearl.workers.residency.storages import digest, distinct_storages
 
 MIB = 1 << 20

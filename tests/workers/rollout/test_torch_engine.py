@@ -9,7 +9,7 @@ from engine_contract import *  # noqa: F403  the tests themselves
 from engine_support import MODEL, VOCABULARY, ids, image, request
 
 from pearl.workers.model import build_model
-from pearl.workers.rollout.protocol import Engine, UnsupportedError
+from pearl.workers.rollout.protocol import Engine, MemoryTag
 from pearl.workers.rollout.torch_engine.engine import TorchEngine
 from pearl.workers.rollout.torch_engine.settings import EngineSettings
 
@@ -22,11 +22,79 @@ async def subject() -> AsyncIterator[engine_contract.Subject]:
     await engine.shutdown()
 
 
-async def test_memory_cannot_be_released(subject: engine_contract.Subject) -> None:
-    with pytest.raises(UnsupportedError, match="torch"):
-        await subject.engine.release(("weights",))
-    with pytest.raises(UnsupportedError, match="torch"):
+TAGS: tuple[MemoryTag, ...] = ("weights", "kv_cache", "cuda_graph")
+
+
+async def test_output_after_a_release_is_that_before_it_under_the_same_weights(
+    subject: engine_contract.Subject,
+) -> None:
+    await subject.take(1)
+    prompt = ids(9, 70)
+    await subject.generate(request(1, prompt, 12, seed=3))
+    before = (await subject.finished(1))[1]
+    checksum = await subject.engine.checksum()
+    for attempt in (2, 3):
+        await subject.engine.pause("abort")
+        released = await subject.engine.release(TAGS)
+        assert released is not None
+        assert released.num_bytes > 1 << 20
         await subject.engine.restore(("weights",))
+        assert await subject.take(1) == checksum
+        await subject.engine.restore(("kv_cache", "cuda_graph"))
+        await subject.engine.continue_generation()
+        await subject.generate(request(attempt, prompt, 12, seed=3))
+        after = (await subject.finished(attempt))[attempt]
+        assert (after.ids, after.logprobs) == (before.ids, before.logprobs)
+        assert after.prefilled == 70, "KV from before the release was used"
+
+
+async def test_mh_03_an_engine_without_its_memory_serves_nothing(subject: engine_contract.Subject) -> None:
+    await subject.take(1)
+    await subject.engine.pause("abort")
+    await subject.engine.release(TAGS)
+    await subject.engine.continue_generation()
+    await subject.generate(request(1, ids(1, 9), 4))
+    with pytest.raises(ValueError, match="released"):
+        await subject.take(1)
+    with pytest.raises(ValueError, match="released"):
+        await subject.engine.checksum()
+    await subject.engine.restore(("weights",))
+    await subject.take(1)
+    await subject.engine.checksum()  # between passes: one would have run by now
+    assert subject.deltas == [], "weights are there, memory for KV is not"
+    await subject.engine.restore(("kv_cache",))
+    assert (await subject.finished(1))[1].finish == "length"
+
+
+async def test_memory_comes_back_without_weights(subject: engine_contract.Subject) -> None:
+    await subject.take(1)
+    await subject.engine.pause("abort")
+    await subject.engine.release(TAGS)
+    await subject.engine.restore(TAGS)
+    await subject.engine.continue_generation()
+    await subject.generate(request(1, ids(1, 9), 4))
+    await subject.engine.checksum()
+    assert subject.deltas == []
+
+
+async def test_a_busy_engine_keeps_its_memory(subject: engine_contract.Subject) -> None:
+    await subject.take(1)
+    await subject.generate(request(1, ids(1, 9), 300))
+    await subject.produced(1, 1)
+    with pytest.raises(ValueError, match="only while paused and idle"):
+        await subject.engine.release(TAGS)
+    await subject.engine.pause("in_place")
+    with pytest.raises(ValueError, match="1 requests are there"):
+        await subject.engine.release(TAGS)
+    await subject.engine.continue_generation()
+    assert (await subject.finished(1))[1].finish == "length"
+
+
+async def test_an_engine_that_never_had_weights_can_let_go(subject: engine_contract.Subject) -> None:
+    await subject.engine.pause("abort")
+    await subject.engine.release(TAGS)
+    await subject.engine.restore(TAGS)
+    assert await subject.take(1) == subject.image(1).checksum
 
 
 async def test_calls_after_shutdown_are_refused(subject: engine_contract.Subject) -> None:

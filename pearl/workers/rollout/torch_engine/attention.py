@@ -53,6 +53,10 @@ class KvStore:
         for store in self._stores():
             store.index_fill_(1, torch.from_numpy(slots).to(store.device), 0.0)
 
+    def tensors(self) -> list[torch.Tensor]:
+        """All its memory so far."""
+        return [store for pair in self._layers.values() for store in pair]
+
     def _stores(self) -> list[torch.Tensor]:
         return [store.flatten(1, 2) for pair in self._layers.values() for store in pair]
 

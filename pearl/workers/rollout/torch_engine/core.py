@@ -1,7 +1,8 @@
 """The engine without its thread: requests in, passes one by one, deltas out. Not thread-safe, no clock but a stopwatch.
 
 States: "empty" (built, no weights yet) -> "updating" -> "ready"; an update that is refused leads to "invalid", from
-which only a whole good update leads back. Passes run only when ready and not paused; requests wait meanwhile.
+which only a whole good update leads back. Releasing the weights leads to "empty". Passes run only when ready, not
+paused and with memory for KV; requests wait meanwhile.
 """
 
 import logging
@@ -18,7 +19,16 @@ from pearl.state.trajectory import FinishReason, VersionRun
 from pearl.state.weights import BucketSpec, TensorSpec, Version
 from pearl.workers.links.checksum import model_checksum
 from pearl.workers.model import vocabulary_rows
-from pearl.workers.rollout.protocol import Delta, EngineLoad, GenerateRequest, PauseMode
+from pearl.workers.residency.saver import Saver
+from pearl.workers.rollout.protocol import (
+    Delta,
+    EngineLoad,
+    GenerateRequest,
+    MemoryTag,
+    PauseMode,
+    Released,
+)
+from pearl.workers.rollout.torch_engine.memory import EngineMemory
 from pearl.workers.rollout.torch_engine.request import Request
 from pearl.workers.rollout.torch_engine.runner import ModelRunner
 from pearl.workers.rollout.torch_engine.sampler import Sampled
@@ -39,8 +49,10 @@ class EngineCore:
         model: PreTrainedModel,
         settings: EngineSettings,
         count_tokens: Callable[[int], None] | None = None,
+        saver: Saver | None = None,
     ) -> None:
-        """``count_tokens`` is told how many tokens a pass sampled, before anybody else hears of them."""
+        """``count_tokens`` is told how many tokens a pass sampled, before anybody else hears of them; ``saver``
+        takes device memory and gives it back."""
         self.state: State = "empty"
         self.version: Version | None = None
         self.paused = False
@@ -53,6 +65,7 @@ class EngineCore:
             num_pages, settings.page_tokens, settings.prefill_chunk_tokens, settings.max_running
         )
         self._runner = ModelRunner(model, settings.device, num_pages, settings.page_tokens)
+        self._memory = EngineMemory(model, self._runner.store, settings.device, saver)
         self._requests: dict[int, Request] = {}
         self._stats: deque[IterationStat] = deque(maxlen=MAX_STATS)
         self._num_arrivals = 0
@@ -95,7 +108,8 @@ class EngineCore:
         return not self._requests
 
     def has_work(self) -> bool:
-        return self.state == "ready" and not self.paused and bool(self._requests)
+        is_able = self.state == "ready" and not self.paused and self._memory.has("kv_cache")
+        return is_able and bool(self._requests)
 
     def step(self) -> bool:
         """One pass over all that is scheduled; False when nothing may or can run."""
@@ -215,6 +229,8 @@ class EngineCore:
         self.scheduler.forget_cache()
 
     def begin_update(self, version: Version, tensors: tuple[TensorSpec, ...]) -> None:
+        if not self._memory.has("weights"):
+            raise ValueError("the memory for weights is released; restore it before an update")
         self.state, self._incoming = "invalid", None
         self._incoming = IncomingWeights(self._runner.model, tensors)
         self._incoming_version = version
@@ -243,7 +259,27 @@ class EngineCore:
         return checksum
 
     def checksum(self) -> str:
+        if not self._memory.has("weights"):
+            raise ValueError("the weights are released; there is nothing to prove")
         return model_checksum(self._runner.model)
+
+    # Device memory
+
+    def release(self, tags: tuple[MemoryTag, ...]) -> Released:
+        if not self.paused or self._requests:
+            raise ValueError(
+                f"memory is released only while paused and idle: {len(self._requests)} requests are there; "
+                "pause with abort first"
+            )
+        if "weights" in tags:
+            self.state, self.version, self._incoming = "empty", None, None
+        if "kv_cache" in tags:
+            self.scheduler.forget_cache()
+            self.scheduler.dirty_slots.clear()  # it comes back as zeros
+        return self._memory.release(tags)
+
+    def restore(self, tags: tuple[MemoryTag, ...]) -> None:
+        self._memory.restore(tags)
 
     # What others may know
 

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from pearl.state.messages.rollout import IterationStat
 from pearl.state.weights import BucketSpec, TensorSpec, Version
+from pearl.workers.residency.saver import Saver
 from pearl.workers.rollout.protocol import (
     Delta,
     Emit,
@@ -24,6 +25,7 @@ from pearl.workers.rollout.protocol import (
     GenerateRequest,
     MemoryTag,
     PauseMode,
+    Released,
     Role,
     UnsupportedError,
 )
@@ -50,10 +52,13 @@ class TorchEngine:
         build: Callable[[], PreTrainedModel],
         settings: EngineSettings,
         count_tokens: Callable[[int], None] | None = None,
+        saver: Saver | None = None,
     ) -> None:
         """``build`` makes the model when the engine starts; ``count_tokens`` is told how many tokens each pass
-        sampled before they are emitted. Both are called in the engine's thread."""
+        sampled before they are emitted; ``saver`` takes device memory and gives it back (None = the device's own).
+        All are called in the engine's thread."""
         self._count_tokens = count_tokens
+        self._saver = saver
         self._build = build
         self._settings = settings
         self._core: EngineCore | None = None
@@ -82,7 +87,9 @@ class TorchEngine:
         assert self._loop is None, "an engine starts once"
         self._loop = asyncio.get_running_loop()
         self._thread.start()
-        self._core = await self._call(lambda: EngineCore(self._build(), self._settings, self._count_tokens))
+        self._core = await self._call(
+            lambda: EngineCore(self._build(), self._settings, self._count_tokens, self._saver)
+        )
 
     async def generate(self, request: GenerateRequest, emit: Emit) -> None:
         if request.attempt in self._emits or request.attempt in self._ended:
@@ -124,13 +131,13 @@ class TorchEngine:
     async def checksum(self) -> str:
         return await self._call(self._started().checksum)
 
-    async def release(self, tags: tuple[MemoryTag, ...]) -> None:
-        raise UnsupportedError(
-            f"the torch engine cannot release {', '.join(tags)}: its memory stays where it is"
-        )
+    async def release(self, tags: tuple[MemoryTag, ...]) -> Released:
+        core = self._started()
+        return await self._call(lambda: core.release(tags))
 
     async def restore(self, tags: tuple[MemoryTag, ...]) -> None:
-        raise UnsupportedError(f"the torch engine cannot restore {', '.join(tags)}: it never releases memory")
+        core = self._started()
+        await self._call(lambda: core.restore(tags))
 
     async def set_role(self, role: Role) -> None:
         if role != self.role:
