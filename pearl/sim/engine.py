@@ -1,0 +1,377 @@
+"""One rollout worker's engine on the virtual clock, request by request and pass by pass.
+
+A pass gives every decoding sequence one token and prefills at most a chunk; it takes A + sum of b(context) + the
+chunk's prefill time, so a prefill steals decode time from all that decode beside it. Between two changes all passes
+are alike but for contexts that grow by a token, so their time has a closed form: the cost here is a turn's, not a
+token's. Everything joins and ends at a pass's boundary, as in a real engine.
+"""
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from pearl.sim.clock import VirtualClock
+from pearl.sim.hardware import WorkerSpeed
+from pearl.sim.iteration_tally import IterationTally
+from pearl.sim.kv_cache import KvCache
+from pearl.state.ids import AttemptId
+from pearl.state.trajectory import FinishReason
+
+ADMISSION_RESERVE_TOKENS = 256
+"""Room to decode that a sequence must find beside its context to be admitted: about one turn's tokens."""
+
+
+class Request(NamedTuple):
+    attempt: AttemptId
+    trajectory: int
+    prompt: int
+    prompt_tokens: int  # of the group
+    context_tokens: int
+    make_tokens: int  # that it will generate, at least 1
+    finish: FinishReason
+
+
+class Progress(NamedTuple):
+    """What an attempt has made and prefilled here; ``finish`` None while it goes on."""
+
+    request: Request
+    count: int
+    prefilled_tokens: int
+    finish: FinishReason | None
+
+
+class Sequence:
+    """A request on this worker. ``made`` counts up to ``joined``, its first token's boundary."""
+
+    __slots__ = ("end", "joined", "made", "prefilled", "request", "to_prefill")
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.made = 0
+        self.prefilled = 0
+        self.to_prefill = 0
+        self.joined = 0  # boundary number
+        self.end = -1  # the boundary of its last token, while it decodes
+
+    @property
+    def context(self) -> int:
+        """At its last joining."""
+        return self.request.context_tokens + self.made
+
+
+class Engine:
+    def __init__(self, clock: VirtualClock, speed: WorkerSpeed, on_ended: Callable[[list[Progress]], None]) -> None:
+        self._clock = clock
+        self._speed = speed
+        self._on_ended = on_ended
+        self.cache = KvCache(speed.kv_capacity_tokens)
+        self.tally = IterationTally()
+        self.busy_seconds = 0.0
+        self.retractions = 0
+        self._at = 0.0  # time of boundary number `_passes`
+        self._passes = 0
+        self._context = 0  # of all decoding sequences at that boundary
+        self._decoding: dict[AttemptId, Sequence] = {}  # in the order in which they joined
+        self._ends: list[tuple[int, AttemptId]] = []  # heap of (boundary, attempt); may hold some that are void
+        self._waiting: deque[Sequence] = deque()
+        self._prefilling: deque[Sequence] = deque()  # admitted, in order
+        self._prefill_context = 0  # of those
+        self._chunk: list[tuple[Sequence, int]] = []  # what the running pass prefills
+        self._chunk_seconds = 0.0
+        self._life = 0  # of the scheduled boundary; another is void
+
+    # requests
+
+    def add(self, request: Request) -> None:
+        self._waiting.append(Sequence(request))
+        if not self._chunk:  # a running chunk's boundary comes anyway
+            self._wake_at_boundary()
+
+    def abort(self, attempt: AttemptId) -> None:
+        """End one attempt now, with what it made; nothing when it is not here."""
+        ended = self._take_out(attempt)
+        if ended is not None:
+            self._resume()
+            self._on_ended([ended])
+
+    def abort_all(self) -> list[Progress]:
+        """End all now. Prefixes are kept."""
+        attempts = [*self._decoding]
+        attempts += [s.request.attempt for s in self._prefilling] + [s.request.attempt for s in self._waiting]
+        ended = [self._take_out(attempt) for attempt in attempts]
+        self._stop()
+        return [one for one in ended if one is not None]
+
+    def stall(self, seconds: float) -> None:
+        """Stop all passes for that long, then go on."""
+        self._catch_up()
+        self._at = max(self._at, self._clock.now) + seconds
+        self._resume()
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self._decoding or self._prefilling or self._waiting)
+
+    def progress(self) -> list[Progress]:
+        """Of every attempt, for the moment a worker dies."""
+        self._catch_up()
+        live = [*self._decoding.values(), *self._prefilling, *self._waiting]
+        return [Progress(s.request, self._made(s), s.prefilled, None) for s in live]
+
+    def stop(self) -> None:
+        """The worker is gone: nothing happens here any more."""
+        self._catch_up()
+        self._stop()
+
+    # passes
+
+    def _seconds(self, passes: int) -> float:
+        """Of that many decode passes from the last boundary on."""
+        speed, count = self._speed, len(self._decoding)
+        one = (
+            speed.decode_fixed_seconds
+            + speed.decode_seconds_per_sequence * count
+            + speed.decode_seconds_per_context_token * self._context
+        )
+        growth = speed.decode_seconds_per_context_token * count
+        return passes * one + growth * (passes * (passes - 1) / 2)
+
+    def _passes_within(self, seconds: float) -> int:
+        """How many whole decode passes fit in."""
+        one = self._seconds(1)
+        growth = self._speed.decode_seconds_per_context_token * len(self._decoding)
+        if seconds < one:
+            return 0
+        half = one - growth / 2
+        guess = (2 * seconds) / (half + math.sqrt(half * half + 2 * growth * seconds))
+        passes = int(guess + 1e-9)
+        while self._seconds(passes + 1) <= seconds:
+            passes += 1
+        while passes and self._seconds(passes) > seconds + 1e-9:
+            passes -= 1
+        return passes
+
+    def _advance(self, passes: int, seconds: float, prefill: int = 0) -> None:
+        count = len(self._decoding)
+        self.tally.add(passes, seconds, count, prefill, self._context)
+        self.busy_seconds += seconds
+        self._passes += passes
+        self._at += seconds
+        self._context += passes * count
+
+    def _catch_up(self) -> None:
+        """To the last boundary before now. A chunk's pass under way stays under way."""
+        if self._decoding and not self._chunk and self._clock.now > self._at:
+            passes = self._passes_within(self._clock.now - self._at)
+            if passes:
+                self._advance(passes, self._seconds(passes))
+
+    def _wake_at_boundary(self) -> None:
+        if not self._decoding:
+            self._at = max(self._at, self._clock.now)
+            self._wake(self._at)
+            return
+        self._catch_up()
+        if self._at >= self._clock.now:
+            self._wake(self._at)
+        else:
+            self._wake(self._at + self._seconds(1))
+
+    def _wake(self, time: float) -> None:
+        self._life += 1
+        life = self._life
+        self._clock.at(time, lambda: self._boundary(life))
+
+    def _boundary(self, life: int) -> None:
+        if life != self._life:
+            return
+        ended: list[Progress] = []
+        if self._chunk:
+            self._end_chunk(ended)
+        else:
+            self._catch_up_to_wake()
+        self._end_finished(ended)
+        self._make_room()
+        self._begin_chunk()
+        self._schedule()
+        if ended:
+            self._on_ended(ended)
+
+    def _catch_up_to_wake(self) -> None:
+        """As catch-up, but a boundary that is due now to the last bit counts as reached."""
+        if self._decoding:
+            passes = self._passes_within(self._clock.now - self._at + 1e-9)
+            if passes:
+                self._advance(passes, self._seconds(passes))
+                self._at = self._clock.now
+
+    def _end_finished(self, ended: list[Progress]) -> None:
+        ends = self._ends
+        while ends and ends[0][0] <= self._passes:
+            end, attempt = heapq.heappop(ends)
+            sequence = self._decoding.get(attempt)
+            if sequence is not None and sequence.end == end:
+                ended.append(self._end(sequence, sequence.request.finish))
+
+    def _end(self, sequence: Sequence, finish: FinishReason) -> Progress:
+        """Take a decoding sequence out; its prefix is kept."""
+        request = sequence.request
+        made = self._made(sequence)
+        del self._decoding[request.attempt]
+        context = request.context_tokens + made
+        self._context -= context
+        self.cache.keep(request.trajectory, request.prompt, context)
+        return Progress(request, made, sequence.prefilled, finish)
+
+    def _made(self, sequence: Sequence) -> int:
+        if sequence.request.attempt in self._decoding:
+            return sequence.made + self._passes - sequence.joined
+        return sequence.made
+
+    def _schedule(self) -> None:
+        """The next boundary at which something happens."""
+        if self._chunk:
+            self._wake(self._at + self._seconds(1) + self._chunk_seconds)
+            return
+        next_end = self._next_end()
+        if next_end is None:
+            self._life += 1
+            return
+        passes = max(1, min(next_end - self._passes, self._passes_until_full()))
+        self._wake(self._at + self._seconds(passes))
+
+    def _next_end(self) -> int | None:
+        ends = self._ends
+        while ends:
+            sequence = self._decoding.get(ends[0][1])
+            if sequence is not None and sequence.end == ends[0][0]:
+                return sequence.end
+            heapq.heappop(ends)
+        return None
+
+    def _resume(self) -> None:
+        """After something was taken out between boundaries."""
+        if not self._chunk and (self._waiting or self._prefilling):
+            self._wake_at_boundary()
+        else:
+            self._schedule()
+
+    # memory
+
+    @property
+    def _running_tokens(self) -> int:
+        return self._context + self._prefill_context
+
+    def _passes_until_full(self) -> int:
+        free = self._speed.kv_capacity_tokens - self._running_tokens
+        return free // len(self._decoding) + 1
+
+    def _make_room(self) -> None:
+        """Kept prefixes go first; then the newest sequences, which are computed again when there is room."""
+        while len(self._decoding) > 1 and self._running_tokens > self._speed.kv_capacity_tokens:
+            self._retract(next(reversed(self._decoding.values())))
+        self.cache.fit(self._running_tokens)
+
+    def _retract(self, sequence: Sequence) -> None:
+        made = self._made(sequence)
+        del self._decoding[sequence.request.attempt]
+        sequence.made = made
+        self._context -= sequence.context
+        self.cache.drop(sequence.request.prompt)
+        self._waiting.appendleft(sequence)
+        self.retractions += 1
+
+    def _admit(self) -> None:
+        while self._waiting:
+            sequence = self._waiting[0]
+            needed = self._running_tokens + sequence.context + ADMISSION_RESERVE_TOKENS
+            if needed > self._speed.kv_capacity_tokens and (self._decoding or self._prefilling):
+                return
+            self._waiting.popleft()
+            request = sequence.request
+            hit = self.cache.claim(request.trajectory, request.prompt, request.prompt_tokens, sequence.context)
+            sequence.to_prefill = sequence.context - hit
+            self._prefill_context += sequence.context
+            self._prefilling.append(sequence)
+            self.cache.fit(self._running_tokens)
+
+    # prefill
+
+    def _begin_chunk(self) -> None:
+        """Fill the next pass with up to a chunk of what is to be prefilled, in the order of arrival."""
+        if self._waiting:
+            self._admit()
+        if not self._prefilling:
+            return
+        speed, room, seconds = self._speed, self._speed.prefill_chunk_tokens, 0.0
+        for sequence in self._prefilling:
+            tokens = min(room, sequence.to_prefill)
+            done = sequence.context - sequence.to_prefill
+            middle = done + (tokens - 1) / 2
+            seconds += tokens * (
+                speed.prefill_seconds_per_token + speed.prefill_seconds_per_context_token * middle
+            )
+            self._chunk.append((sequence, tokens))
+            room -= tokens
+            if room == 0:
+                break
+        self._chunk_seconds = seconds
+
+    def _end_chunk(self, ended: list[Progress]) -> None:
+        """The pass is over: whoever is wholly prefilled has its first token and decodes from here on."""
+        prefill = sum(tokens for _, tokens in self._chunk)
+        self._advance(1, self._seconds(1) + self._chunk_seconds, prefill)
+        self._at = self._clock.now
+        chunk, self._chunk = self._chunk, []
+        for sequence, tokens in chunk:
+            sequence.prefilled += tokens
+            sequence.to_prefill -= tokens
+            if sequence.to_prefill == 0:
+                self._prefilling.popleft()
+                self._prefill_context -= sequence.context
+                self._join(sequence)
+
+    def _join(self, sequence: Sequence) -> None:
+        request = sequence.request
+        sequence.made += 1
+        sequence.joined = self._passes
+        self._decoding[request.attempt] = sequence
+        self._context += sequence.context
+        sequence.end = self._passes + request.make_tokens - sequence.made
+        heapq.heappush(self._ends, (sequence.end, request.attempt))
+
+    # ending early
+
+    def _take_out(self, attempt: AttemptId) -> Progress | None:
+        self._catch_up()
+        sequence = self._decoding.get(attempt)
+        if sequence is not None:
+            return self._end(sequence, "abort")
+        for queue in (self._prefilling, self._waiting):
+            for sequence in queue:
+                if sequence.request.attempt == attempt:
+                    queue.remove(sequence)
+                    if queue is self._prefilling:
+                        self._leave_chunk(sequence)
+                    return Progress(sequence.request, sequence.made, sequence.prefilled, "abort")
+        return None
+
+    def _leave_chunk(self, sequence: Sequence) -> None:
+        """The pass that computes it goes on without it, for no less time."""
+        self._prefill_context -= sequence.context
+        self.cache.drop(sequence.request.prompt)
+        self._chunk = [(other, tokens) for other, tokens in self._chunk if other is not sequence]
+        if not self._chunk:
+            self._chunk_seconds = 0.0
+
+    def _stop(self) -> None:
+        self._life += 1
+        self._decoding.clear()
+        self._ends.clear()
+        self._waiting.clear()
+        self._prefilling.clear()
+        self._chunk = []
+        self._chunk_seconds = 0.0
+        self._context = self._prefill_context = 0

@@ -1,0 +1,129 @@
+"""Hardware profiles: what a model's workers and its training world cost on given GPUs, each figure with its source.
+
+A profile is a TOML file with the sections [worker], [costs], [training] and [sources], the last with a line for each
+group of figures. Shipped ones are in ``launch/hardware/``.
+"""
+
+import tomllib
+from pathlib import Path
+
+import msgspec
+
+from pearl.config import ConfigError
+from pearl.config.suggest import nearest
+
+SHIPPED = Path(__file__).parents[2] / "launch" / "hardware"
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of the sections."""
+
+
+class WorkerSpeed(Section, frozen=True):
+    """One worker (all its GPUs). An engine pass takes the sum of its fixed time, of each sequence it decodes, and of
+    each token it prefills."""
+
+    gpus: int
+    decode_fixed_seconds: float  # A, a pass: weights are read once
+    decode_seconds_per_sequence: float  # b = this + context * the next
+    decode_seconds_per_context_token: float
+    prefill_seconds_per_token: float  # t_prefill at context c = this + c * the next
+    prefill_seconds_per_context_token: float
+    prefill_chunk_tokens: int  # at most so many a pass
+    kv_capacity_tokens: int
+    kv_bytes_per_token: float
+    kv_bandwidth_bytes_per_s: float  # out of or into one worker, between prefill and decode
+    turn_overhead_seconds: float = 0.0  # from an attempt's last token to the environment, in the coordinator
+
+
+class Costs(Section, frozen=True):
+    """Seconds of what happens to whole workers."""
+
+    trainer_start: float
+    preparation: float  # a worker's process to ready
+    finalization: float  # its first weights, routing and groups, until it may serve
+    weight_transfer: float  # a new version to a serving worker, which goes on meanwhile
+    weight_load: float  # and its engine stopped for the loading
+    activation: float  # of a borrowed worker: memory, weights, proof
+    release: float  # of its memory
+    offload: float  # of the training state
+    restore: float
+    exit: float = 2.0  # a worker asked to leave, to its processes gone
+    reaction: float = 1.0  # a worker dead, until that is known
+
+
+class TrainingSpeed(Section, frozen=True):
+    fixed_seconds: float
+    gpu_seconds_per_token: float  # of all tokens in the batch's trajectories
+
+
+class Failures(Section, frozen=True):
+    worker_hours: float = 0.0  # mean time between losses of one rollout worker; 0 = never
+    environment_rate: float = 0.0  # of steps
+
+
+class Hardware(Section, frozen=True):
+    name: str
+    model: str
+    parameter_set: str  # "data sheet", "load-bound", "fitted", ...
+    worker: WorkerSpeed
+    costs: Costs
+    training: TrainingSpeed
+    failures: Failures = Failures()
+    sources: dict[str, str] = {}
+
+
+def load(name: str) -> Hardware:
+    """A shipped profile by its name, or a file.
+
+    Raises:
+        ConfigError: there is none, or something in it is wrong.
+    """
+    path = Path(name)
+    if path.suffix != ".toml" or not path.is_file():
+        path = SHIPPED / f"{name}.toml"
+    if not path.is_file():
+        known = shipped_names()
+        guess = nearest(name, known)
+        hint = f"did you mean {guess}?" if guess else f"shipped ones are {', '.join(known)}, or give a .toml file"
+        raise ConfigError(f'--hardware: there is no profile "{name}"; {hint}')
+    return _read(path)
+
+
+def for_model(model: str) -> Hardware:
+    """The shipped data-sheet profile of a model, so that a config's ``model.path`` is enough."""
+    for name in shipped_names():
+        hardware = _read(SHIPPED / f"{name}.toml")
+        if hardware.model == model and hardware.parameter_set == "data sheet":
+            return hardware
+    raise ConfigError(
+        f'model.path: no shipped hardware profile is for "{model}"; give one with --hardware '
+        f"({', '.join(shipped_names())})"
+    )
+
+
+def shipped_names() -> list[str]:
+    return sorted(path.stem for path in SHIPPED.glob("*.toml"))
+
+
+def _read(path: Path) -> Hardware:
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        hardware = msgspec.convert(table, Hardware)
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(f"{path}: is no hardware profile: {error}") from None
+    _check(path, hardware)
+    return hardware
+
+
+def _check(path: Path, hardware: Hardware) -> None:
+    """Nothing may be negative, and what is divided by must be positive."""
+    for section in ("worker", "costs", "training", "failures"):
+        for key, value in msgspec.structs.asdict(getattr(hardware, section)).items():
+            if not 0 <= value < float("inf"):
+                raise ConfigError(f"{path}: {section}.{key} = {value}: must be at least 0 and finite")
+    for key in ("gpus", "decode_fixed_seconds", "prefill_chunk_tokens", "kv_capacity_tokens", "kv_bytes_per_token"):
+        if getattr(hardware.worker, key) <= 0:
+            raise ConfigError(f"{path}: worker.{key} = 0: must be greater than 0")
+    if hardware.worker.kv_bandwidth_bytes_per_s <= 0:
+        raise ConfigError(f"{path}: worker.kv_bandwidth_bytes_per_s = 0: must be greater than 0")

@@ -1,0 +1,48 @@
+"""Sums over an engine's passes, as a real engine reports them to the runtime tracker."""
+
+from pearl.state.profile import IterationSums
+
+
+class IterationTally:
+    """Add stretches of like passes; ``take`` gives the sums since the last time."""
+
+    def __init__(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        self.count = 0
+        self.seconds = self.decoding = self.prefill = 0.0
+        self.decoding2 = self.prefill2 = self.decoding_prefill = 0.0
+        self.seconds_decoding = self.seconds_prefill = self.seconds2 = self.context = 0.0
+
+    def add(self, passes: int, seconds: float, decoding: int, prefill: int, context: int) -> None:
+        """``seconds`` of all ``passes`` together; ``prefill`` tokens in the one pass that has any."""
+        self.count += passes
+        self.seconds += seconds
+        self.decoding += passes * decoding
+        self.decoding2 += passes * decoding * decoding
+        self.seconds_decoding += seconds * decoding
+        self.seconds2 += seconds * seconds / passes
+        self.context += passes * context
+        if prefill:
+            self.prefill += prefill
+            self.prefill2 += prefill * prefill
+            self.decoding_prefill += decoding * prefill
+            self.seconds_prefill += seconds * prefill
+
+    def take(self) -> IterationSums:
+        sums = IterationSums(
+            self.count,
+            self.seconds,
+            self.decoding,
+            self.prefill,
+            self.decoding2,
+            self.prefill2,
+            self.decoding_prefill,
+            self.seconds_decoding,
+            self.seconds_prefill,
+            self.seconds2,
+            self.context,
+        )
+        self._clear()
+        return sums

@@ -1,0 +1,141 @@
+"""One simulated run: the production core, driven over virtual time by a world that answers its commands.
+
+The same config, seed, workload, hardware and trace give the same journal, byte for byte.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pearl.coordinator.core import Coordinator
+from pearl.sim.clock import VirtualClock
+from pearl.sim.environments import Environments
+from pearl.sim.hardware import Hardware
+from pearl.sim.preemption import Preemption
+from pearl.sim.rollout_pool import RolloutPool
+from pearl.sim.tally import Tally
+from pearl.sim.training_world import TrainingWorld
+from pearl.sim.workload import Workload
+from pearl.state import commands, events
+from pearl.state.commands import AnyCommand
+from pearl.state.config import Config
+from pearl.state.events import AnyEvent
+from pearl.state.trace import TraceEvent
+
+Sink = Callable[[float, AnyEvent, list[AnyCommand]], None]
+"""Takes what a journal holds: (now, event, commands)."""
+SIGTERM = 15
+
+
+class Simulation:
+    def __init__(
+        self,
+        config: Config,
+        workload: Workload,
+        hardware: Hardware,
+        seed: int,
+        *,
+        trace: Sequence[TraceEvent] = (),
+        sink: Sink | None = None,
+    ) -> None:
+        self.clock = clock = VirtualClock()
+        self.core = Coordinator(config)
+        self.tally = Tally()
+        self.finish: commands.Finish | None = None
+        self._sink = sink
+        self._pending: deque[AnyEvent] = deque()
+        post = self._pending.append
+        self.environments = Environments(
+            clock,
+            workload,
+            seed,
+            config.data.group_size,
+            config.environment.max_observation_tokens,
+            hardware.worker.turn_overhead_seconds,
+            hardware.failures.environment_rate,
+            post,
+        )
+        self.pool = RolloutPool(clock, hardware, self.environments, seed, post)
+        self.training = TrainingWorld(clock, hardware, config.training.num_ranks, post)
+        self.preemption = Preemption(clock, config, trace, post)
+        self._answers = self._table()
+
+    def run(self, horizon_s: float, on_progress: Callable[[float], None] | None = None) -> commands.Finish:
+        """Until the run is over or ``horizon_s`` has passed; the rest of a step that was under way is not counted."""
+        self._feed(events.Started((0,), 0, 0, False))
+        self.preemption.begin()
+        self._drain()
+        clock, next_report_s = self.clock, 0.0
+        while self.finish is None:
+            if on_progress is not None and clock.now >= next_report_s:
+                on_progress(clock.now / horizon_s)
+                next_report_s = clock.now + horizon_s / 100
+            if not self._step(horizon_s):
+                clock.now = horizon_s
+                self._feed(events.StopRequested(SIGTERM))
+        return self.finish
+
+    def _step(self, horizon_s: float) -> bool:
+        """Let the next thing happen; False when nothing does before the horizon."""
+        due, wakeup = self.clock.next_time(), self.core.next_wakeup()
+        if wakeup is not None and (due is None or wakeup < due):
+            if wakeup >= horizon_s:
+                return False
+            self.clock.now = max(self.clock.now, wakeup)
+            self._feed(events.Tick())
+        elif due is None or due >= horizon_s:
+            return False
+        else:
+            self.clock.step()
+        self._drain()
+        return True
+
+    def _drain(self) -> None:
+        while self._pending and self.finish is None:
+            self._feed(self._pending.popleft())
+
+    def _feed(self, event: AnyEvent) -> None:
+        now = self.clock.now
+        done = self.core.handle(event, now)
+        if self._sink is not None:
+            self._sink(now, event, done)
+        answers = self._answers
+        for command in done:
+            answer = answers.get(type(command))
+            if answer is not None:
+                answer(command)
+
+    def _table(self) -> dict[type[Any], Callable[[Any], None]]:
+        """Who answers what. Commands that only write files need no answer and are not here."""
+        pool, training, environments = self.pool, self.training, self.environments
+        return {
+            commands.StartWorker: pool.start,
+            commands.StopWorker: pool.stop,
+            commands.UpdateWeights: pool.update,
+            commands.Generate: pool.generate,
+            commands.Abort: pool.abort,
+            commands.Interrupt: pool.interrupt,
+            commands.ReleaseWorker: pool.release,
+            commands.ActivateWorker: pool.activate,
+            commands.OpenEpisode: environments.open,
+            commands.StepEpisode: environments.step,
+            commands.CloseEpisode: lambda command: environments.close(command.trajectory),
+            commands.VoidTokens: lambda command: environments.void(command.trajectory),
+            commands.ForgetTokens: lambda command: environments.forget(command.trajectory),
+            commands.StartTrainer: training.start,
+            commands.Train: training.train,
+            commands.OffloadTraining: training.offload,
+            commands.RestoreTraining: training.restore,
+            commands.StopTrainer: training.stop,
+            commands.ReturnGpus: self.preemption.returned,
+            commands.Report: self._report,
+            commands.Finish: self._finished,
+        }
+
+    def _report(self, command: commands.Report) -> None:
+        self.tally.add(command.kind, command.values)
+        if command.kind == "step":
+            self.preemption.on_step(int(command.values["step"] or 0) + 1)
+
+    def _finished(self, command: commands.Finish) -> None:
+        self.finish = command

@@ -1,0 +1,139 @@
+"""Reads workloads: recorded trajectories (gzipped JSON), a profile, or the ``trajectories.jsonl`` of a run."""
+
+import gzip
+import math
+import zlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pearl.config import ConfigError
+from pearl.config.suggest import nearest
+from pearl.sim.workload import (
+    EnvLatency,
+    Jitter,
+    Recording,
+    Replayed,
+    Resampled,
+    Synthetic,
+    SyntheticWorkload,
+    Workload,
+)
+from pearl.state.profile import Profile
+
+SHIPPED = Path(__file__).parents[2] / "launch" / "workloads"
+BUILT_IN = {"swebench": "swebench_verified_turns.json.gz"}
+PROMPT_TOKENS_OF_A_PROFILE = 1024
+"""A profile does not tell prompts from observations; the prompt is computed once a group and matters little."""
+
+
+class RecordedTurn(msgspec.Struct):
+    out: int
+    obs: int | None = None
+
+
+class RecordedTrajectory(msgspec.Struct):
+    id: str
+    prompt0: int
+    turns: list[RecordedTurn]
+
+
+def load(name: str, seed: int) -> Workload:
+    """``swebench``, a ``.json.gz`` of recorded trajectories, a profile (``.json``), a ``trajectories.jsonl`` or a run
+    directory that holds one.
+
+    Raises:
+        ConfigError: there is none, or something in it is wrong.
+    """
+    if name in BUILT_IN:
+        return _recorded(name, SHIPPED / BUILT_IN[name], seed)
+    path = Path(name)
+    if path.is_dir():
+        path = path / "trajectories.jsonl"
+    if not path.is_file():
+        guess = nearest(name, BUILT_IN)
+        hint = f"did you mean {guess}?" if guess else f"built in: {', '.join(BUILT_IN)}"
+        raise ConfigError(f'--workload: there is no "{name}"; {hint}, or give a file')
+    if path.suffix == ".gz":
+        return _recorded(path.stem, path, seed)
+    if path.suffix == ".jsonl":
+        return _of_run(path, seed)
+    return _of_profile(path, seed)
+
+
+def _recorded(name: str, path: Path, seed: int) -> Workload:
+    try:
+        found = msgspec.json.decode(gzip.decompress(path.read_bytes()), type=list[RecordedTrajectory])
+    except (OSError, EOFError, zlib.error, msgspec.DecodeError) as error:
+        raise ConfigError(f"{path}: holds no recorded trajectories: {error}") from None
+    recordings = [_recording(path, trajectory) for trajectory in found if trajectory.turns]
+    if not recordings:
+        raise ConfigError(f"{path}: holds no trajectory with a turn")
+    return Resampled(name, recordings, seed, EnvLatency(), Jitter())
+
+
+def _recording(path: Path, trajectory: RecordedTrajectory) -> Recording:
+    turns = tuple((max(1, turn.out), turn.obs or 0) for turn in trajectory.turns)
+    if trajectory.prompt0 < 1 or any(out < 0 or (obs or 0) < 0 for out, obs in turns):
+        raise ConfigError(f"{path}: trajectory {trajectory.id} has negative or no tokens")
+    return Recording(trajectory.prompt0, turns)
+
+
+def _of_profile(path: Path, seed: int) -> Workload:
+    try:
+        workload = msgspec.json.decode(path.read_bytes(), type=Profile).workload
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"{path}: is no profile: {error}") from None
+    for key, value in msgspec.structs.asdict(workload).items():
+        if not 0 <= value < math.inf:
+            raise ConfigError(f"{path}: workload.{key} = {value}: must be at least 0 and finite")
+    spec = SyntheticWorkload(
+        mean_turns=1.0,
+        prompt_tokens=PROMPT_TOKENS_OF_A_PROFILE,
+        generated_tokens=workload.turn_output_tokens,
+        observation_tokens=workload.turn_input_tokens,
+        env_seconds=workload.env_seconds / max(1.0, workload.num_turns),
+    )
+    sigma = math.hypot(spec.task_sigma, spec.member_sigma)
+    longest = math.exp(sigma * _expected_maximum(workload.batch_size) - sigma * sigma / 2)
+    return Synthetic(path.stem, seed, msgspec.structs.replace(spec, mean_turns=workload.num_turns / longest))
+
+
+def _expected_maximum(count: float) -> float:
+    """Of that many standard normals, to a few percent: the quantile at (n - 0.375) / (n + 0.25)."""
+    from statistics import NormalDist
+
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25)) if count > 1 else 0.0
+
+
+def _of_run(path: Path, seed: int) -> Workload:
+    recordings = dict(pair for line in _lines(path) if (pair := _trained(path, line)) is not None)
+    if not recordings:
+        raise ConfigError(f"{path}: holds no trained trajectory")
+    return Replayed(path.parent.name or path.stem, recordings, seed)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    found = []
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        try:
+            found.append(msgspec.json.decode(line, type=dict[str, Any]))
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"{path}: line {number} is no JSON object: {error}") from None
+    return found
+
+
+def _trained(path: Path, line: dict[str, Any]) -> tuple[int, Recording] | None:
+    turns = line.get("turns") or []
+    if line.get("trained_step") is None or not turns:
+        return None
+    try:
+        observed = [turn["new_prompt_tokens"] for turn in turns[1:]] + [0]
+        pairs = tuple(
+            (max(1, turn["generated_tokens"]), obs) for turn, obs in zip(turns, observed, strict=True)
+        )
+        seconds = tuple(turn["env_seconds"] for turn in turns)
+        return line["trajectory"], Recording(turns[0]["new_prompt_tokens"], pairs, seconds)
+    except KeyError as error:
+        raise ConfigError(f"{path}: trajectory {line.get('trajectory')} has no {error}") from None
