@@ -9,7 +9,7 @@ from pearl.config.schema import ConfigError, show
 from pearl.config.suggest import nearest
 from pearl.state.config import Config
 
-BUILT_IN_ENVIRONMENTS = ("bugfix",)
+BUILT_IN_ENVIRONMENTS = ("bugfix", "emulated")
 
 AT_LEAST: dict[str, dict[str, int]] = {
     "run": {"seed": 0, "num_steps": 1},
@@ -50,6 +50,35 @@ AT_LEAST: dict[str, dict[str, int]] = {
     "warm_start": {"num_steps": 0, "batch_size": 1, "warmup_steps": 0, "num_demonstrations": 1},
     "weights": {"bucket_bytes": 4096},
     "runtime": {"queue_messages": 1, "max_frame_bytes": 1 << 20, "max_restarts": 0},
+    "elastic": dict.fromkeys(
+        (
+            "preemptible_gpus",
+            "activation_prior_s",
+            "return_prior_s",
+            "preparation_prior_s",
+            "finalization_prior_s",
+            "ratio_threshold",
+            "mode_threshold",
+        ),
+        0,
+    ),
+    "emulated": dict.fromkeys(
+        (
+            "prefill_seconds_per_token",
+            "decode_seconds_per_seq",
+            "noise",
+            "length_spread",
+            "start_seconds",
+            "update_seconds",
+            "activation_seconds",
+            "release_seconds",
+            "offload_seconds",
+            "restore_seconds",
+            "train_seconds",
+            "kv_bytes_per_token",
+        ),
+        0,
+    ),
 }
 """Smallest allowed value of a key."""
 
@@ -70,6 +99,8 @@ POSITIVE: dict[str, tuple[str, ...]] = {
         "lease_s",
         "restart_window_s",
     ),
+    "elastic": ("trace_speed", "release_limit_s", "smoothing"),
+    "emulated": ("decode_fixed_seconds", "kv_bandwidth_bytes_per_s"),
 }
 """Keys that must be greater than 0. Temperature 0 would leave nothing to explore; evaluation is greedy anyway."""
 
@@ -78,7 +109,17 @@ def validate(config: Config) -> None:
     """Raise ConfigError with a line for each value that is out of range or does not fit the others."""
     wrong = list(_ranges(config))
     if not wrong:  # the rules below take sane ranges for granted
-        for rule in (_model, _data, _environment, _rollout, _training, _runtime, _not_built):
+        for rule in (
+            _model,
+            _data,
+            _environment,
+            _rollout,
+            _training,
+            _runtime,
+            _elastic,
+            _engines,
+            _emulated,
+        ):
             wrong.extend(rule(config))
     if wrong:
         raise ConfigError("\n".join(wrong))
@@ -158,7 +199,7 @@ def _training(config: Config) -> Iterator[str]:
     groups = config.data.batch_size // config.data.group_size
     if training.updates_per_step > groups:
         yield f"training.updates_per_step: {training.updates_per_step} is more than the {groups} groups of a batch"
-    if training.tokens_per_micro_batch < config.rollout.max_context_tokens:
+    if training.engine == "fsdp" and training.tokens_per_micro_batch < config.rollout.max_context_tokens:
         yield (
             f"training.tokens_per_micro_batch: {training.tokens_per_micro_batch} does not hold one trajectory of "
             f"rollout.max_context_tokens = {config.rollout.max_context_tokens}"
@@ -183,15 +224,61 @@ def _runtime(config: Config) -> Iterator[str]:
             )
 
 
-def _not_built(config: Config) -> Iterator[str]:
-    if config.rollout.engine != "torch":
-        yield f'rollout.engine: "{config.rollout.engine}" is not built yet; use "torch"'
-    if config.rollout.gpus_per_worker != 1:
-        yield f"rollout.gpus_per_worker: {config.rollout.gpus_per_worker}: more than 1 is not built yet"
-    for key, built in (("inter", False), ("borrow", "never"), ("pd", "colocated")):
-        value = _get(config, "elastic", key)
-        if value != built:
-            yield f"elastic.{key}: {show(value)} is not built yet; use {show(built)}"
+def _elastic(config: Config) -> Iterator[str]:
+    elastic = config.elastic
+    if elastic.smoothing > 1:
+        yield f"elastic.smoothing: {elastic.smoothing} is the weight of the newest measurement; use at most 1"
+    if elastic.trace and not elastic.inter:
+        yield f'elastic.trace: "{elastic.trace}" brings GPUs that nobody uses; set elastic.inter = true'
+    if elastic.ratio_threshold >= 1 or elastic.mode_threshold >= 1:
+        yield "elastic.ratio_threshold, elastic.mode_threshold: relative gains; use less than 1"
+    if elastic.mode_threshold < elastic.ratio_threshold:
+        yield (
+            f"elastic.mode_threshold: {elastic.mode_threshold} is less than elastic.ratio_threshold = "
+            f"{elastic.ratio_threshold}; a switch of mode costs more, so it must promise at least as much"
+        )
+    if elastic.pd != "colocated":
+        yield f'elastic.pd: "{elastic.pd}" is not built yet; use "colocated"'
+
+
+def _engines(config: Config) -> Iterator[str]:
+    rollout, training = config.rollout, config.training
+    if rollout.engine == "sglang":
+        yield 'rollout.engine: "sglang" is not built yet; use "torch"'
+    if rollout.engine == "torch" and rollout.gpus_per_worker != 1:
+        yield (
+            f"rollout.gpus_per_worker: {rollout.gpus_per_worker}: the torch engine runs on one GPU; "
+            'use 1, or rollout.engine = "emulated"'
+        )
+    chosen = {
+        "rollout.engine": rollout.engine,
+        "training.engine": training.engine,
+        "environment.name": config.environment.name,
+    }
+    others = [key for key, value in chosen.items() if value != "emulated"]
+    if 0 < len(others) < len(chosen):
+        emulated = " and ".join(f'{key} = "emulated"' for key in chosen if key not in others)
+        for key in others:
+            yield (
+                f'{key}: "{chosen[key]}" does not go with {emulated}: engine, training and environment are '
+                "emulated together or not at all"
+            )
+
+
+def _emulated(config: Config) -> Iterator[str]:
+    if config.rollout.engine != "emulated":
+        return
+    if config.warm_start.num_steps:
+        yield (
+            f"warm_start.num_steps: {config.warm_start.num_steps}: an emulated training world has nothing to warm "
+            "up; use 0"
+        )
+    if config.model.device != "cpu":
+        yield f'model.device: "{config.model.device}": emulated workers run on no GPU; use "cpu"'
+    if config.emulated.launcher != "process":
+        yield f'emulated.launcher: "{config.emulated.launcher}" is not built; use "process", a process a worker'
+    if config.emulated.noise > 1 or config.emulated.length_spread > 2:
+        yield "emulated.noise, emulated.length_spread: more than 1 and 2 is no timing and no length any more"
 
 
 def _is_tcp(address: str) -> bool:

@@ -11,6 +11,8 @@ from pearl.state.messages.control import AgentReport, PeerKind, StartGroup
 
 ROLLOUT_MODULE = "pearl.workers.rollout.worker"
 TRAINING_MODULE = "pearl.workers.training.worker"
+EMULATED_ROLLOUT_MODULE = "pearl.workers.rollout.emulated.worker"
+EMULATED_TRAINING_MODULE = "pearl.workers.training.emulated.worker"
 ENVIRONMENT_MODULE = "pearl.envs.worker"
 HIDE_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
 
@@ -64,7 +66,11 @@ class Groups:
         }
         numbers = ("--slot", str(slot), "--incarnation", str(incarnation))
         arguments = (*self._common, *numbers, *self._vocabulary)
-        return self._life("rollout", slot, incarnation, ROLLOUT_MODULE, arguments, environment, len(gpus))
+        # Emulated workers are plain processes, whatever they are said to run on.
+        module, num_processes = ROLLOUT_MODULE, len(gpus)
+        if self._config.rollout.engine == "emulated":
+            module, num_processes = EMULATED_ROLLOUT_MODULE, 0
+        return self._life("rollout", slot, incarnation, module, arguments, environment, num_processes)
 
     def training(self, incarnation: int) -> Life:
         num_ranks = self._config.training.num_ranks
@@ -75,7 +81,10 @@ class Groups:
             *self._vocabulary,
         )
         visible = self._visible(range(num_ranks))
-        return self._life("training", 0, incarnation, TRAINING_MODULE, arguments, visible, num_ranks)
+        module = TRAINING_MODULE
+        if self._config.training.engine == "emulated":
+            module, num_ranks = EMULATED_TRAINING_MODULE, 0
+        return self._life("training", 0, incarnation, module, arguments, visible, num_ranks)
 
     def environment(self, slot: int, incarnation: int) -> Life:
         arguments = (*self._common, "--slot", str(slot), "--incarnation", str(incarnation))

@@ -7,7 +7,10 @@ from typing import cast
 
 from pearl.envs.protocol import Environment
 
-BUILT_IN = {"bugfix": "pearl.envs.bugfix:BugfixEnvironment"}
+BUILT_IN = {
+    "bugfix": "pearl.envs.bugfix:BugfixEnvironment",
+    "emulated": "pearl.envs.emulated:EmulatedEnvironment",
+}
 
 Options = Mapping[str, int | float | str | bool]
 

@@ -148,6 +148,15 @@ def test_wrong_types_name_key_value_and_expectation(tmp_path: Path, override: st
     assert said in refusal(tmp_path, "", override)
 
 
+EMULATED = (
+    "rollout.engine=emulated",
+    "training.engine=emulated",
+    "environment.name=emulated",
+    "model.device=cpu",
+    "warm_start.num_steps=0",
+)
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
@@ -178,14 +187,32 @@ def test_wrong_types_name_key_value_and_expectation(tmp_path: Path, override: st
         (["runtime.heartbeat_timeout_s=0.6"], "less than two heartbeats"),
         (["run.seed=9223372036854775808"], "does not fit in 63 bits"),
         (["rollout.engine=sglang"], 'rollout.engine: "sglang" is not built yet'),
-        (["rollout.engine=emulated"], "not built yet"),
-        (["elastic.inter=true"], "elastic.inter: true is not built yet; use false"),
-        (["elastic.borrow=gated"], "elastic.borrow"),
+        (["rollout.gpus_per_worker=2"], "the torch engine runs on one GPU"),
+        (["rollout.engine=emulated"], 'training.engine: "fsdp" does not go with rollout.engine = "emulated"'),
+        (["environment.name=emulated"], 'rollout.engine: "torch" does not go with environment.name'),
+        (["training.engine=emulated"], "together or not at all"),
+        ([*EMULATED, "warm_start.num_steps=5"], "has nothing to warm up; use 0"),
+        ([*EMULATED, "model.device=auto"], 'run on no GPU; use "cpu"'),
+        ([*EMULATED, "emulated.launcher=task"], "a process a worker"),
+        ([*EMULATED, "emulated.noise=2"], "emulated.noise"),
+        (["emulated.train_seconds=-1"], "emulated.train_seconds: -1.0 is less than 0"),
+        (["emulated.decode_fixed_seconds=0"], "emulated.decode_fixed_seconds: 0.0 must be greater than 0"),
         (["elastic.pd=3P5D"], "elastic.pd"),
+        (["elastic.trace=t.csv"], "elastic.trace"),
+        (["elastic.smoothing=1.5"], "use at most 1"),
+        (["elastic.trace_speed=0"], "elastic.trace_speed: 0.0 must be greater than 0"),
+        (["elastic.mode_threshold=0.01"], "must promise at least as much"),
+        (["elastic.preemptible_gpus=-1"], "elastic.preemptible_gpus: -1 is less than 0"),
     ],
 )
 def test_values_that_do_not_fit(tmp_path: Path, overrides: list[str], said: str) -> None:
     assert said in refusal(tmp_path, "", *overrides)
+
+
+def test_emulated_workers_may_span_gpus_and_elasticity_may_be_on(tmp_path: Path) -> None:
+    elastic = ["elastic.inter=true", "elastic.borrow=gated", "elastic.trace=t.csv"]
+    config = load(write(tmp_path, ""), [*EMULATED, "rollout.gpus_per_worker=2", *elastic])
+    assert (config.rollout.gpus_per_worker, config.elastic.borrow) == (2, "gated")
 
 
 def test_an_own_environment_is_accepted(tmp_path: Path) -> None:
