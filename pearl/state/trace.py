@@ -4,6 +4,8 @@ from typing import Literal
 
 import msgspec
 
+Action = Literal["arrive", "reclaim"]
+
 
 class TraceEvent(msgspec.Struct, frozen=True):
     """One arrival or reclaim. Exactly one of ``at_s`` and ``at_step`` is set, and exactly one of ``gpus``, ``count``.
@@ -11,7 +13,7 @@ class TraceEvent(msgspec.Struct, frozen=True):
     A count leaves the choice of GPUs to the coordinator.
     """
 
-    action: Literal["arrive", "reclaim"]
+    action: Action
     at_s: float | None = None  # seconds from the trace's beginning
     at_step: int | None = None  # once the trainer's step is at least this
     gpus: tuple[str, ...] = ()
