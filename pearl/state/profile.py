@@ -36,7 +36,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class IterationSums(msgspec.Struct, frozen=True, array_like=True):
     """Sums over engine iterations for the regression seconds = A + b * decoding + t_prefill * prefill_tokens."""
 
-    count: int
+    count: float  # whole on the wire; a fraction where older sums fade
     seconds: float
     decoding: float  # sequences decoded
     prefill: float  # tokens prefilled

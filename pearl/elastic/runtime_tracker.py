@@ -1,0 +1,231 @@
+"""Measures what decisions are computed from (paper §4.1, §4.3.2): the workload of a batch and the platform's speed.
+
+Fed with every engine frame's iteration sums and, when a step's batch is complete, with its trajectories. Averages move
+from step to step; a fit that cannot be physical is refused and the last good one stays.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from pearl.elastic.iteration_fit import NOTHING, IterationFit, add, fade, fit
+from pearl.elastic.makespan import closed_form
+from pearl.state.config import Config
+from pearl.state.plan import Allocation, Role
+from pearl.state.profile import IterationSums, Platform, Profile, Workload
+
+MAX_BUBBLE_RATIO = 1e6
+"""For a batch in which next to nothing was generated: theta stays a finite number."""
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+LOOPBACK_BYTES_PER_S = 1e9
+"""Prior of the bandwidth between two torch engines, which is one TCP connection."""
+
+
+class TurnSample(msgspec.Struct, frozen=True, array_like=True):
+    new_prompt: int  # tokens
+    prefilled: int  # tokens computed for it: cache misses, and what was generated elsewhere, included
+    generated: int
+    retained: int  # generated tokens that stay in the context
+    env_seconds: float
+
+
+class TrajectorySample(msgspec.Struct, frozen=True, array_like=True):
+    turns: tuple[TurnSample, ...]
+    generate_seconds: float  # with an engine
+    queue_seconds: float = 0.0  # waiting for one
+
+    @property
+    def env_seconds(self) -> float:
+        return sum(turn.env_seconds for turn in self.turns)
+
+    @property
+    def live_seconds(self) -> float:
+        return self.generate_seconds + self.queue_seconds + self.env_seconds
+
+
+class PlatformPriors(msgspec.Struct, frozen=True):
+    """What the settings say and no telemetry tells."""
+
+    kv_bytes_per_token: float  # K
+    kv_capacity_bytes: float  # H_max, a worker
+    kv_bandwidth_bytes_per_s: float  # BW
+
+
+class Averages(msgspec.Struct, frozen=True):
+    """Of a step's trajectories, or moving over steps."""
+
+    num_turns: float  # S
+    turn_input_tokens: float  # Delta L
+    turn_output_tokens: float  # r
+    decoding_ratio: float  # f
+    env_seconds: float  # T_env
+    context_tokens: float  # of a trajectory at its end: prompts, and the response tokens that are retained
+    new_prompt_tokens: float  # a turn
+    retained_tokens: float  # a turn
+
+
+class TrackerState(msgspec.Struct):
+    averages: Averages | None = None
+    serving: IterationSums = NOTHING  # of finished steps, fading; colocated and decode workers
+    prefilling: IterationSums = NOTHING
+    new_serving: IterationSums = NOTHING  # since the last step
+    new_prefilling: IterationSums = NOTHING
+    decode_fixed_seconds: float | None = None  # of the last good fit, as the next two
+    decode_seconds_per_seq: float | None = None
+    prefill_seconds_per_token: float | None = None
+    overhead_seconds: float = 0.0  # T_over before it is clipped, so that noise does not bias it
+    overhead_known: bool = False
+    refusal: str = ""  # why the newest fit is not used; "" when it is
+
+
+def platform_priors(config: Config) -> PlatformPriors:
+    """K from the model where the settings describe it, else from the emulated engine's section."""
+    model, emulated = config.model, config.emulated
+    per_token, bandwidth = emulated.kv_bytes_per_token, emulated.kv_bandwidth_bytes_per_s
+    if config.rollout.engine != "emulated":
+        bandwidth = LOOPBACK_BYTES_PER_S
+        if model.path == "tiny-qwen3":
+            values = 2 * model.num_layers * model.num_kv_heads * model.head_dim
+            per_token = float(values * DTYPE_BYTES[model.dtype])
+    return PlatformPriors(per_token, config.rollout.kv_capacity_tokens * per_token, bandwidth)
+
+
+class RuntimeTracker:
+    def __init__(
+        self, state: TrackerState, batch_size: int, smoothing: float, priors: PlatformPriors
+    ) -> None:
+        """``smoothing``: weight of the newest step."""
+        self._state = state
+        self._batch_size = batch_size
+        self._smoothing = smoothing
+        self._priors = priors
+
+    @property
+    def refusal(self) -> str:
+        """Why the newest fit of the platform is not used; "" when it is."""
+        return self._state.refusal
+
+    def on_iterations(self, role: Role, sums: IterationSums) -> None:
+        if role == "prefill":
+            self._state.new_prefilling = add(self._state.new_prefilling, sums)
+        else:
+            self._state.new_serving = add(self._state.new_serving, sums)
+
+    def on_step(
+        self,
+        samples: Sequence[TrajectorySample],
+        makespan_s: float | None = None,
+        allocation: Allocation | None = None,
+    ) -> None:
+        """A step's batch is complete.
+
+        Args:
+            samples: its trajectories; those without a turn tell nothing.
+            makespan_s: measured from the batch's start to the end of its last trajectory, if that was one stretch.
+            allocation: that served all of it; None when it changed on the way.
+        """
+        samples = [sample for sample in samples if sample.turns]
+        if samples:
+            newest = measure(samples)
+            old = self._state.averages
+            self._state.averages = newest if old is None else _blend(old, newest, self._smoothing)
+        self._refit()
+        if makespan_s is not None and allocation is not None and allocation.colocated > 0:
+            self._fit_overhead(makespan_s, allocation)
+
+    def _refit(self) -> None:
+        state, keep = self._state, 1.0 - self._smoothing
+        state.serving = fade(state.serving, keep, state.new_serving)
+        state.prefilling = fade(state.prefilling, keep, state.new_prefilling)
+        state.new_serving = state.new_prefilling = NOTHING
+        found = fit(state.serving, state.prefilling)
+        if isinstance(found, str):
+            state.refusal = found
+        else:
+            state.refusal = ""
+            self._accept(found)
+
+    def _accept(self, found: IterationFit) -> None:
+        """What was not observed this time keeps its value."""
+        state = self._state
+        for name in IterationFit.__struct_fields__:
+            value = getattr(found, name)
+            if value is not None:
+                setattr(state, name, value)
+
+    def _fit_overhead(self, makespan_s: float, allocation: Allocation) -> None:
+        """T_over: what a colocated step took beyond Eq. 1 without it, a turn."""
+        state, profile = self._state, self._profile(overhead_seconds=0.0)
+        if profile is None:
+            return
+        predicted = closed_form(profile, Allocation(colocated=allocation.colocated)).seconds
+        residual = (makespan_s - predicted) / profile.workload.num_turns
+        weight = self._smoothing if state.overhead_known else 1.0
+        state.overhead_seconds += weight * (residual - state.overhead_seconds)
+        state.overhead_known = True
+
+    def profile(self) -> Profile | None:
+        """None until a batch and the platform's three coefficients have been measured."""
+        return self._profile(max(0.0, self._state.overhead_seconds))
+
+    def _profile(self, overhead_seconds: float) -> Profile | None:
+        state, averages = self._state, self._state.averages
+        fixed, per_seq = state.decode_fixed_seconds, state.decode_seconds_per_seq
+        per_token = state.prefill_seconds_per_token
+        if averages is None or fixed is None or per_seq is None or per_token is None:
+            return None
+        priors = self._priors
+        return Profile(
+            _workload(averages, self._batch_size),
+            Platform(
+                prefill_seconds_per_token=per_token,
+                decode_fixed_seconds=fixed,
+                decode_seconds_per_seq=per_seq,
+                overhead_seconds=overhead_seconds,
+                kv_bytes_per_token=priors.kv_bytes_per_token,
+                kv_bytes_per_trajectory=averages.context_tokens * priors.kv_bytes_per_token,
+                kv_capacity_bytes=priors.kv_capacity_bytes,
+                kv_bandwidth_bytes_per_s=priors.kv_bandwidth_bytes_per_s,
+            ),
+        )
+
+
+def measure(samples: Sequence[TrajectorySample]) -> Averages:
+    """Averages of one step; every sample has a turn. The slowest trajectory is the one that lived longest."""
+    slowest = max(samples, key=lambda sample: (sample.live_seconds, len(sample.turns)))
+    turns = [turn for sample in samples for turn in sample.turns]
+    live = sum(sample.live_seconds for sample in samples)
+    generating = sum(sample.generate_seconds for sample in samples)
+    return Averages(
+        num_turns=float(len(slowest.turns)),
+        turn_input_tokens=sum(turn.prefilled for turn in turns) / len(turns),
+        turn_output_tokens=sum(turn.generated for turn in turns) / len(turns),
+        decoding_ratio=generating / live if live > 0 else 1.0,
+        env_seconds=slowest.env_seconds,
+        context_tokens=sum(turn.new_prompt + turn.retained for turn in turns) / len(samples),
+        new_prompt_tokens=sum(turn.new_prompt for turn in turns) / len(turns),
+        retained_tokens=sum(turn.retained for turn in turns) / len(turns),
+    )
+
+
+def bubble_ratio(decoding_ratio: float) -> float:
+    """theta = (1 - f) / f."""
+    if decoding_ratio <= 1.0 / (1.0 + MAX_BUBBLE_RATIO):
+        return MAX_BUBBLE_RATIO
+    return max(0.0, (1.0 - decoding_ratio) / decoding_ratio)
+
+
+def _workload(averages: Averages, batch_size: int) -> Workload:
+    return Workload(
+        batch_size=float(batch_size),
+        num_turns=averages.num_turns,
+        turn_input_tokens=averages.turn_input_tokens,
+        turn_output_tokens=averages.turn_output_tokens,
+        bubble_ratio=bubble_ratio(averages.decoding_ratio),
+        env_seconds=averages.env_seconds,
+    )
+
+
+def _blend(old: Averages, newest: Averages, weight: float) -> Averages:
+    pairs = zip(msgspec.structs.astuple(old), msgspec.structs.astuple(newest), strict=True)
+    return Averages(*(before + weight * (now - before) for before, now in pairs))
