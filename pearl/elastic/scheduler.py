@@ -155,7 +155,7 @@ class ElasticScheduler:
         hosts: dict[str, list[GpuId]] = {}
         for row in free:
             hosts.setdefault(row.host, []).append(row.gpu)
-        found = []
+        found: list[WorkerRow] = []
         for gpus in hosts.values():
             for first in range(0, len(gpus) - size + 1, size):
                 found.append(self._slot_for(tuple(gpus[first : first + size]), found))

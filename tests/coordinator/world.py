@@ -6,6 +6,7 @@ It counts tokens on its own, so that tests can compare what the core believes wi
 
 import heapq
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pearl.coordinator.core import Coordinator
@@ -49,7 +50,8 @@ class World:
         self.core = Coordinator(config)
         self.now = 0.0
         self.sequence = 0
-        self.queue: list[tuple[float, int, AnyEvent]] = []
+        self.queue: list[tuple[float, int, AnyEvent | Callable[[], None]]] = []
+        self.token_s = 0.0  # between the tokens of an attempt; 0 = all are made when it is asked for
         self.entries: list[tuple[float, AnyEvent, list[AnyCommand]]] = []
         self.workers: dict[Slot, Worker] = {}
         self.trainer: Incarnation | None = None
@@ -73,7 +75,7 @@ class World:
 
     # driving
 
-    def post(self, event: AnyEvent, delay: float | None = None) -> None:
+    def post(self, event: AnyEvent | Callable[[], None], delay: float | None = None) -> None:
         delay = self.rng.uniform(0.001, 0.2) if delay is None else delay
         self.sequence += 1
         heapq.heappush(self.queue, (self.now + delay, self.sequence, event))
@@ -110,8 +112,11 @@ class World:
             self.now = max(self.now, wakeup)
             self.feed(events.Tick())
             return True
-        self.now, _, event = heapq.heappop(self.queue)
-        self.feed(event)
+        self.now, _, item = heapq.heappop(self.queue)
+        if callable(item):
+            item()
+        else:
+            self.feed(item)
         return True
 
     def run(self, limit: int = 200_000) -> commands.Finish:
@@ -293,7 +298,14 @@ class World:
         if running.left <= 0:
             finish = "length" if self.rng.random() < 0.2 else "stop"
         self._emit(slot, attempt, 1, finish)
-        if finish is None:
+        if finish is None and self.token_s:
+            self.post(lambda: self._next_token(slot, incarnation, attempt), self.token_s)
+        elif finish is None:
+            self._schedule_token(slot, incarnation, attempt)
+
+    def _next_token(self, slot: Slot, incarnation: Incarnation, attempt: AttemptId) -> None:
+        worker = self.workers.get(slot)
+        if worker is not None and worker.incarnation == incarnation and attempt in worker.running:
             self._schedule_token(slot, incarnation, attempt)
 
     def _emit(self, slot: Slot, attempt: AttemptId, count: int, finish: FinishReason | None) -> None:
