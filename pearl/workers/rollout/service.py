@@ -1,34 +1,50 @@
-"""A rollout worker between its engine and the coordinator: requests in, frames out, weights taken.
+"""A rollout worker between its engine and the coordinator: requests in, frames out, weights and memory on command.
 
 An update never leaves a worker in doubt: it is answered by the checksum of the weights now served, or by an error
 that names the worker and says what was wrong. When the snapshot did not arrive, the old version goes on being
 served; when the engine refused it, the engine serves nothing until a whole good update.
+
+A released worker has no device memory and no weights. Whatever reaches it ends at once as "abort" with nothing, from
+the moment the release came until an activation is done; an activation that fails leaves it released.
 """
 
 import asyncio
-import contextlib
 import logging
 from typing import assert_never
 
 import msgspec
-import numpy as np
 
-from pearl.runtime.errors import PeerGoneError
 from pearl.runtime.peer import Peer
 from pearl.state.config import Config
 from pearl.state.messages.control import Heartbeat
-from pearl.state.messages.rollout import Abort, Generate, UpdateWeights, UpdateWeightsReply
-from pearl.state.trajectory import FinishReason
-from pearl.state.weights import Snapshot, UpdateMode
+from pearl.state.messages.rollout import (
+    Abort,
+    Activate,
+    ActivateReply,
+    Generate,
+    Interrupt,
+    Release,
+    ReleaseReply,
+    UpdateWeights,
+    UpdateWeightsReply,
+)
+from pearl.state.weights import UpdateMode
 from pearl.workers.links.errors import TransferError
-from pearl.workers.rollout.frames import FrameBuilder
-from pearl.workers.rollout.protocol import Delta, Engine, GenerateRequest
-from pearl.workers.rollout.receiving import Received, Receiver
+from pearl.workers.residency.errors import ResidencyError
+from pearl.workers.rollout.changes import Changes, StoppedError
+from pearl.workers.rollout.protocol import Engine, MemoryTag
+from pearl.workers.rollout.receiving import Receiver
+from pearl.workers.rollout.requests import Requests
+from pearl.workers.rollout.weights import WeightLoader
 
 log = logging.getLogger(__name__)
 
-Message = Generate | Abort | UpdateWeights
+Message = Generate | Abort | UpdateWeights | Interrupt | Release | Activate
 """What a rollout worker is told and asked."""
+WEIGHTS: tuple[MemoryTag, ...] = ("weights",)
+CACHES: tuple[MemoryTag, ...] = ("kv_cache", "cuda_graph")
+FAILURES = (ValueError, TimeoutError, TransferError, ResidencyError, StoppedError)
+"""Ways in which a change of weights or memory may fail: answers, not bugs."""
 
 
 class RolloutService:
@@ -36,24 +52,27 @@ class RolloutService:
         self._config = config
         self._name = name  # rollout.SLOT.INCARNATION, as errors call it
         self._engine = engine
-        self._receiver = receiver
+        self._requests = Requests(config.rollout, name, engine)
+        self._weights = WeightLoader(engine, receiver, config.weights.transport)
+        self._changes = Changes()
+        self._is_released = False  # takes no requests: released, or on the way there or back
         self._started = asyncio.Event()
-        self._live: set[int] = set()  # attempts without their last delta
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._frames = FrameBuilder()
-        self._has_frame = asyncio.Event()
-        self._is_urgent = asyncio.Event()
-        self._sending = asyncio.Lock()  # frames leave in their order
-        self._update = asyncio.Lock()
-        self._num_progress = 0
-        self._num_adds = 0
+        self._num_changes = 0
+
+    def connect(self, peer: Peer) -> None:
+        """Where frames go that must be out before an answer."""
+        self._requests.connect(peer)
 
     async def start(self) -> None:
         await self._engine.start()
-        self._num_progress += 1
+        self._num_changes += 1
         self._started.set()
         log.info("%s: engine %s started", self._name, self._engine.name)
+
+    async def send_frames(self, peer: Peer) -> None:
+        """Until the peer has ended."""
+        self._requests.connect(peer)
+        await self._requests.send_frames()
 
     async def handle(self, message: Message) -> msgspec.Struct | None:
         await self._started.wait()
@@ -62,121 +81,50 @@ class RolloutService:
                 await self._generate(message)
             case Abort():
                 await self._engine.abort(message.attempt)
+            case Interrupt():
+                await self._requests.abort_all()
             case UpdateWeights():
-                return await self._update_weights(message)
+                return await self._update(message)
+            case Release():
+                return await self._release()
+            case Activate():
+                return await self._activate(message)
             case _:
                 assert_never(message)
         return None
 
     def heartbeat(self) -> Heartbeat:
-        busy = "" if self._started.is_set() else "starting"
-        if self._update.locked():
-            busy = "updating"
-        return Heartbeat(self._num_progress, busy, len(self._live) + self._update.locked())
-
-    # Requests
+        current = self._changes.current
+        busy = current or ("" if self._started.is_set() else "starting")
+        progress = self._requests.num_deltas + self._num_changes
+        return Heartbeat(progress, busy, self._requests.num_live + (current is not None))
 
     async def _generate(self, message: Generate) -> None:
-        if self._update.locked():
-            self._refuse(message.attempt, "abort", "")
-            return
-        if len(message.ids) % 4:
-            self._refuse(message.attempt, "error", f"{len(message.ids)} bytes are no int32 ids")
-            return
-        ids = np.frombuffer(message.ids, "<i4")
-        request = GenerateRequest(message.attempt, ids, message.params, message.seed, message.pair)
-        is_repeat = message.attempt in self._live
-        self._live.add(message.attempt)
-        self._idle.clear()
-        try:
-            await self._engine.generate(request, self._emit)
-        except ValueError as error:
-            # Its one answer is given by the first try, now or earlier; a second end would be credited twice.
-            log.warning("%s: dropped a request: %s", self._name, error)
-            if not is_repeat:
-                self._forget(message.attempt)
-
-    def _refuse(self, attempt: int, finish: FinishReason, error: str) -> None:
-        """An attempt that the engine never saw ends with nothing."""
-        self._emit(Delta(attempt, [], [], [], 0, finish, error))
-
-    def _emit(self, delta: Delta) -> None:
-        self._frames.add(delta)
-        self._has_frame.set()
-        self._num_adds += 1
-        self._num_progress += 1
-        if delta.finish is not None:
-            self._forget(delta.attempt)
-        if self._frames.has_finished or self._num_adds >= self._frame_deltas():
-            self._is_urgent.set()
-
-    def _forget(self, attempt: int) -> None:
-        self._live.discard(attempt)
-        if not self._live:
-            self._idle.set()
-
-    def _frame_deltas(self) -> int:
-        """Deltas that add up to ``frame_iterations`` passes: each gives every live attempt at most one."""
-        return self._config.rollout.frame_iterations * max(1, len(self._live))
-
-    async def send_frames(self, peer: Peer) -> None:
-        """Until the peer has ended: a frame when an attempt finished, or after the frame's period or passes."""
-        with contextlib.suppress(PeerGoneError):
-            while True:
-                await self._has_frame.wait()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._config.rollout.frame_period_s):
-                        await self._is_urgent.wait()
-                await self._send_frame(peer)
-
-    async def _send_frame(self, peer: Peer) -> None:
-        async with self._sending:
-            if self._frames:
-                self._has_frame.clear()
-                self._is_urgent.clear()
-                self._num_adds = 0
-                await peer.tell(self._frames.take(self._engine.iteration_stats()))
+        if self._is_released or self._changes.current is not None:
+            self._requests.refuse(message.attempt, "abort")
+        else:
+            await self._requests.generate(message)
 
     # Weights
 
-    def connect(self, peer: Peer) -> None:
-        """Where frames go that must be out before an answer."""
-        self._peer = peer
-
-    async def _update_weights(self, message: UpdateWeights) -> UpdateWeightsReply:
-        limit_s = self._config.runtime.update_timeout_s
+    async def _update(self, message: UpdateWeights) -> UpdateWeightsReply:
+        version = message.snapshot.version
         try:
-            async with asyncio.timeout(limit_s), self._update:
+            async with self._changes.one("updating", self._config.runtime.update_timeout_s):
                 return await self._take(message)
-        except TimeoutError:
-            raise ValueError(
-                f"{self._name}: the update to {message.snapshot.version} took over {limit_s:g} s"
-            ) from None
-        except (ValueError, TransferError) as error:
-            raise ValueError(f"{self._name}: {message.snapshot.version} was not taken: {error}") from error
+        except FAILURES as error:
+            raise ValueError(f"{self._name}: {version} was not taken: {error}") from error
 
     async def _take(self, message: UpdateWeights) -> UpdateWeightsReply:
-        """The engine goes on while the snapshot arrives; it is stopped for the loading only."""
-        snapshot = message.snapshot
-        transport = self._config.weights.transport
-        with await self._receiver.receive_async(
-            snapshot, transport=transport, deadline_s=message.bucket_deadline_s
-        ) as received:
-            await self._quiet(message.mode)
-            loop = asyncio.get_running_loop()
-            began = loop.time()
-            checksum = await self._load(received)
-            load_seconds = loop.time() - began
-            transfer_seconds = received.seconds
-        if checksum != snapshot.checksum:
-            raise ValueError(
-                f"checksum {checksum} after loading, published {snapshot.checksum}; serving stopped"
-            )
-        await self._engine.continue_generation()
-        self._num_progress += 1
-        await self._send_frame(self._peer)
-        log.info("%s: serves %s after %.3f s of loading", self._name, snapshot.version, load_seconds)
-        return UpdateWeightsReply(snapshot.version, checksum, transfer_seconds, load_seconds)
+        if self._is_released:
+            raise ValueError("its memory is released; activate it")
+        loaded = await self._weights.take(
+            message.snapshot, message.bucket_deadline_s, lambda: self._quiet(message.mode)
+        )
+        await self._resume()
+        version = message.snapshot.version
+        log.info("%s: serves %s after %.3f s of loading", self._name, version, loaded.load_s)
+        return UpdateWeightsReply(version, loaded.checksum, loaded.transfer_s, loaded.load_s)
 
     async def _quiet(self, mode: UpdateMode) -> None:
         match mode:
@@ -185,14 +133,72 @@ class RolloutService:
             case "in_place":
                 await self._engine.pause("in_place")
             case "drain":
-                await self._idle.wait()
+                await self._requests.idle()
                 await self._engine.pause("abort")
             case _:
                 assert_never(mode)
 
-    async def _load(self, received: Received) -> str:
-        snapshot: Snapshot = received.snapshot
-        await self._engine.begin_update(snapshot.version, snapshot.tensors)
-        for bucket, data in received:
-            await self._engine.update_bucket(bucket, data)
-        return await self._engine.end_update()
+    async def _resume(self) -> None:
+        await self._engine.continue_generation()
+        self._num_changes += 1
+        await self._requests.send_frame()
+
+    # Memory
+
+    async def _release(self) -> ReleaseReply:
+        self._is_released = True
+        self._changes.stop()
+        try:
+            async with self._changes.one("releasing", self._config.elastic.release_limit_s):
+                return await self._let_go()
+        except FAILURES as error:
+            raise ValueError(f"{self._name}: not released: {error}") from error
+
+    async def _let_go(self) -> ReleaseReply:
+        self._is_released = True  # an activation may have been done in the last moment
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await self._engine.pause("abort")
+        await self._requests.idle()
+        await self._requests.send_frame()
+        interrupt_s = loop.time() - began
+        began = loop.time()
+        await self._engine.flush_cache()
+        released = await self._engine.release(WEIGHTS + CACHES)
+        seconds = loop.time() - began
+        self._num_changes += 1
+        num_bytes = 0 if released is None else released.num_bytes
+        verify_s = 0.0 if released is None else released.verify_s
+        log.info("%s: released %d bytes in %.3f s", self._name, num_bytes, interrupt_s + seconds)
+        return ReleaseReply(
+            num_bytes, {"interrupt": interrupt_s, "release": seconds - verify_s, "verify": verify_s}
+        )
+
+    async def _activate(self, message: Activate) -> ActivateReply:
+        self._is_released = True  # whatever comes of it: it serves only when all is done
+        try:
+            async with self._changes.one("activating", self._config.runtime.update_timeout_s):
+                reply = await self._wake(message)
+                self._is_released = False
+                return reply
+        except FAILURES as error:
+            if not isinstance(error, StoppedError):  # then the release takes everything back itself
+                await self._release()
+            raise ValueError(
+                f"{self._name}: {message.snapshot.version} was not activated: {error}; it is released"
+            ) from error
+
+    async def _wake(self, message: Activate) -> ActivateReply:
+        loop = asyncio.get_running_loop()
+        await self._engine.pause("abort")
+        began = loop.time()
+        await self._engine.restore(WEIGHTS)
+        parts = {"weights_memory": loop.time() - began}
+        loaded = await self._weights.take(message.snapshot, message.bucket_deadline_s, self._requests.idle)
+        parts |= {"transfer": loaded.transfer_s, "load": loaded.load_s}
+        began = loop.time()
+        await self._engine.restore(CACHES)
+        parts["kv_memory"] = loop.time() - began
+        await self._resume()
+        log.info("%s: active with %s after %.3f s", self._name, message.snapshot.version, sum(parts.values()))
+        return ActivateReply(message.snapshot.version, loaded.checksum, parts)

@@ -17,11 +17,15 @@ from pearl.runtime.clock import MonotonicClock
 from pearl.runtime.errors import RemoteError
 from pearl.runtime.hub import Hub, Joined, Told
 from pearl.state.config import Config, ModelConfig, RolloutConfig, RuntimeConfig
-from pearl.state.messages.control import Heartbeat, Shutdown
+from pearl.state.messages.control import Ack, Heartbeat, Shutdown
 from pearl.state.messages.rollout import (
     Abort,
+    Activate,
+    ActivateReply,
     Deltas,
     Generate,
+    Release,
+    ReleaseReply,
     SamplingParams,
     UpdateWeights,
     UpdateWeightsReply,
@@ -103,6 +107,12 @@ class Coordinator:
         message = UpdateWeights(snapshot, mode, 5.0)
         return await self.hub.ask(PEER, message, deadline_s=LIMIT_S, reply_type=UpdateWeightsReply)
 
+    async def release(self) -> ReleaseReply:
+        return await self.hub.ask(PEER, Release(), deadline_s=LIMIT_S, reply_type=ReleaseReply)
+
+    async def activate(self, snapshot: Snapshot) -> ActivateReply:
+        return await self.hub.ask(PEER, Activate(snapshot, 5.0), deadline_s=LIMIT_S, reply_type=ActivateReply)
+
 
 @asynccontextmanager
 async def working(config: Config = CONFIG) -> AsyncIterator[Coordinator]:
@@ -110,7 +120,7 @@ async def working(config: Config = CONFIG) -> AsyncIterator[Coordinator]:
     hub = Hub(
         "tcp://127.0.0.1:0",
         run_id=RUN_ID,
-        messages=Deltas | Heartbeat | UpdateWeightsReply,
+        messages=Deltas | Heartbeat | Ack | UpdateWeightsReply | ReleaseReply | ActivateReply,
         queue_messages=256,
         max_frame_bytes=1 << 20,
         clock=MonotonicClock(),
