@@ -204,7 +204,9 @@ class EmulatedCore:
     # Memory, while nothing runs
 
     def release(self, tags: tuple[MemoryTag, ...]) -> None:
-        """Raises ValueError while requests run."""
+        """Raises ValueError while it is not paused or requests are there."""
+        if not self.paused or self._requests:
+            raise ValueError(f"{len(self._requests)} requests are there; pause with abort before a release")
         if "kv_cache" in tags:
             self.flush()
         if "weights" in tags:

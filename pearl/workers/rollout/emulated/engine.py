@@ -20,6 +20,7 @@ from pearl.workers.rollout.protocol import (
     GenerateRequest,
     MemoryTag,
     PauseMode,
+    Released,
     Role,
     UnsupportedError,
 )
@@ -32,6 +33,8 @@ MAX_BEHIND_S = 1.0
 """A host that was away for longer (stopped, asleep) does not get all of that time back at once."""
 LOAD_SHARE = 0.25
 """Of ``update_seconds``, spent with the engine stopped; the rest is the transfer, while it goes on."""
+NOMINAL_WEIGHT_BYTES = 16 << 30
+"""What a release says it freed: a model of eight billion parameters in bfloat16."""
 MAX_ENDED = 65536
 """Ended attempts remembered, so that a repeated id is refused."""
 
@@ -201,11 +204,17 @@ class EmulatedEngine:
         self._check_open()
         return self._core.checksum()
 
-    async def release(self, tags: tuple[MemoryTag, ...]) -> None:
-        """Takes ``release_seconds``, whatever the tags; only while nothing runs."""
+    async def release(self, tags: tuple[MemoryTag, ...]) -> Released:
+        """Takes ``release_seconds``, whatever the tags; the bytes are those that a real worker would hold."""
         await self._between.wait()
+        num_bytes = sum(self._nominal_bytes(tag) for tag in tags if tag not in self._core.released)
         self._core.release(tags)
         await self._clock.sleep(self._timing.release_seconds)
+        return Released(num_bytes, self._timing.release_seconds, 0.0)
+
+    def _nominal_bytes(self, tag: MemoryTag) -> int:
+        kv_bytes = int(self._settings.kv_capacity_tokens * self._timing.kv_bytes_per_token)
+        return {"weights": NOMINAL_WEIGHT_BYTES, "kv_cache": kv_bytes, "cuda_graph": 0}[tag]
 
     async def restore(self, tags: tuple[MemoryTag, ...]) -> None:
         """Weights and KV take half of ``activation_seconds`` each."""
