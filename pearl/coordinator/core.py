@@ -11,8 +11,10 @@ import msgspec
 from pearl.coordinator import summary
 from pearl.coordinator.core_state import CoreState, fresh_state
 from pearl.coordinator.invariants import check
+from pearl.elastic.runtime_tracker import TrajectorySample, TurnSample
 from pearl.elastic.scheduler import Demand, ElasticScheduler
 from pearl.pipeline.buffer import CohortBuffer
+from pearl.pipeline.episode import Trajectory
 from pearl.pipeline.evaluation import EvaluationRound
 from pearl.pipeline.rollout import Rollout
 from pearl.pipeline.training import Published, Training
@@ -74,6 +76,7 @@ class Coordinator:
         """Returns whether there may be something new to schedule."""
         match event:
             case events.TokensStreamed():
+                self._measure(event)
                 return self._rollout.on_tokens(event, now)
             case events.EpisodeOpened():
                 self._rollout.on_opened(event, now)
@@ -104,8 +107,7 @@ class Coordinator:
             case events.TrainerReady():
                 self._publish(self._training.on_ready(event, now))
             case events.TrainFinished():
-                self._publish(self._training.on_finished(event, now))
-                self._stop_early(now)
+                self._on_trained(event, now)
             case events.TrainerLost():
                 self._on_trainer_lost(event, now)
             case events.Tick():
@@ -222,6 +224,20 @@ class Coordinator:
             counters.tokens_lost += max(0, event.produced_tokens - row.streamed_tokens)
         elif row.running:
             counters.tokens_lost_unknown += 1
+
+    def _measure(self, event: events.TokensStreamed) -> None:
+        row = self._state.table.current(event.slot, event.incarnation)
+        if row is not None and event.iterations is not None:
+            self._elastic.on_iterations(row, event.iterations)
+
+    def _on_trained(self, event: events.TrainFinished, now: float) -> None:
+        began = self._state.trainer.step_began_s
+        members = self._training.next_members()
+        published = self._training.on_finished(event, now)
+        if published is not None:
+            self._elastic.on_step([sample_of(member) for member in members], now - began, now)
+        self._publish(published)
+        self._stop_early(now)
 
     def _on_trainer_lost(self, event: events.TrainerLost, now: float) -> None:
         if not self._training.on_lost(event, now):
@@ -345,3 +361,18 @@ class Coordinator:
         """Invariants that hold between events; AssertionError otherwise."""
         check(self._state, self._config)
         self._elastic.check()
+
+
+def sample_of(trajectory: Trajectory) -> TrajectorySample:
+    """What the runtime tracker learns of a trajectory."""
+    turns = tuple(
+        TurnSample(
+            turn.new_prompt_tokens,
+            turn.prefilled_tokens,
+            turn.generated_tokens,
+            turn.retained_tokens,
+            turn.env_seconds,
+        )
+        for turn in trajectory.turns
+    )
+    return TrajectorySample(turns, trajectory.generate_s)

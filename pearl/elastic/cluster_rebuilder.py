@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from pearl.elastic.gate import ExpansionGate
 from pearl.elastic.worker_lives import WorkerLives
 from pearl.state.commands import ReturnGpus
 from pearl.state.config import Config
@@ -38,8 +39,7 @@ class Expansion(msgspec.Struct):
 
 class ClusterState(msgspec.Struct):
     expansion: Expansion | None = None
-    preparation_s: float | None = None  # of the newest admitted group
-    finalization_s: float | None = None
+    asked_with: tuple[int, int, int] = (-1, -1, -1)  # step, workers and joiners with which the gate refused
 
 
 class ClusterRebuilder:
@@ -49,6 +49,7 @@ class ClusterRebuilder:
         table: WorkerTable,
         leases: Leases,
         lives: WorkerLives,
+        gate: ExpansionGate,
         config: Config,
         counters: Counters,
         effects: Effects,
@@ -57,6 +58,7 @@ class ClusterRebuilder:
         self._table = table
         self._leases = leases
         self._lives = lives
+        self._gate = gate
         self._config = config
         self._counters = counters
         self._effects = effects
@@ -191,16 +193,16 @@ class ClusterRebuilder:
             for gpu in row.gpus:
                 self._leases.rows[gpu].failures = 0
             self._lives.admit(row, now)
-        self.state.preparation_s = expansion.ready_s - expansion.began_s
-        self.state.finalization_s = now - expansion.ready_s
+        preparation_s, finalization_s = expansion.ready_s - expansion.began_s, now - expansion.ready_s
+        self._gate.on_expanded(preparation_s, finalization_s)
         self._effects.report(
             "handoff",
             now,
             event="expansion",
             workers=len(rows),
             seconds=now - expansion.began_s,
-            part_preparation=self.state.preparation_s,
-            part_finalization=self.state.finalization_s,
+            part_preparation=preparation_s,
+            part_finalization=finalization_s,
         )
 
     def _cancel(self, reason: str, now: float) -> None:

@@ -4,9 +4,13 @@ Mandatory work (reclaims, returns to training) starts at once; each executor has
 and the two never touch the same GPU.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
 from pearl.elastic.cluster_rebuilder import ClusterRebuilder, ClusterState
+from pearl.elastic.gate import ExpansionGate, GateState, LendingGate, Verdict, best_seconds, smooth
+from pearl.elastic.runtime_tracker import RuntimeTracker, TrackerState, TrajectorySample, platform_priors
 from pearl.elastic.toggle_manager import ToggleManager, ToggleState
 from pearl.elastic.worker_lives import Target, WorkerLives
 from pearl.state import events
@@ -16,6 +20,7 @@ from pearl.state.effects import Effects
 from pearl.state.ids import GpuId, Slot
 from pearl.state.leases import GpuRow, Leases
 from pearl.state.plan import Assignment, Plan
+from pearl.state.profile import IterationSums
 from pearl.state.trainer import TrainerState
 from pearl.state.worker_table import WorkerRow, WorkerTable
 
@@ -24,6 +29,9 @@ class ElasticState(msgspec.Struct):
     leases: Leases
     cluster: ClusterState = msgspec.field(default_factory=ClusterState)
     toggle: ToggleState = msgspec.field(default_factory=ToggleState)
+    gate: GateState = msgspec.field(default_factory=GateState)
+    tracker: TrackerState = msgspec.field(default_factory=TrackerState)
+    step_s: float | None = None  # moving average
 
 
 class Demand(msgspec.Struct, frozen=True):
@@ -45,18 +53,25 @@ class ElasticScheduler:
         counters: Counters,
         effects: Effects,
     ) -> None:
+        self._state = state
         self._config = config
         self._table = table
-        self._leases = state.leases
+        self._leases = leases = state.leases
         self._trainer = trainer
         self._counters = counters
         self._effects = effects
-        self.lives = WorkerLives(table, state.leases, config, effects)
+        elastic = config.elastic
+        self.tracker = RuntimeTracker(
+            state.tracker, config.data.batch_size, elastic.smoothing, platform_priors(config)
+        )
+        self._lending_gate = LendingGate(state.gate, elastic)
+        self._expansion_gate = ExpansionGate(state.gate, elastic)
+        self.lives = WorkerLives(table, leases, config, effects)
         self.rebuilder = ClusterRebuilder(
-            state.cluster, table, state.leases, self.lives, config, counters, effects
+            state.cluster, table, leases, self.lives, self._expansion_gate, config, counters, effects
         )
         self.toggle = ToggleManager(
-            state.toggle, trainer, table, state.leases, self.lives, config, counters, effects
+            state.toggle, trainer, table, leases, self.lives, self._lending_gate, config, counters, effects
         )
 
     # the run's lives
@@ -114,6 +129,33 @@ class ElasticScheduler:
     def _zone(self, row: WorkerRow) -> str:
         return self._leases.rows[row.gpus[0]].zone
 
+    def on_iterations(self, row: WorkerRow, sums: IterationSums) -> None:
+        self.tracker.on_iterations(row.role, sums)
+
+    def on_step(self, samples: Sequence[TrajectorySample], seconds: float, now: float) -> None:
+        """A batch was trained; ``seconds`` since the one before."""
+        state, toggle = self._state, self._state.toggle
+        before = self.tracker.profile()
+        dedicated, full = self._num_workers()
+        workers = full if toggle.has_served else dedicated
+        predicted_s = best_seconds(before, workers, self._config.elastic) if before and workers else None
+        costs_s = (toggle.activation_s or 0.0) + (toggle.return_s or 0.0) if toggle.has_served else 0.0
+        self._lending_gate.on_step(
+            max(0.0, seconds - costs_s), predicted_s, borrowed=toggle.has_served, refused=toggle.has_refused
+        )
+        toggle.has_served = toggle.has_refused = False
+        state.step_s = smooth(state.step_s, seconds, self._config.elastic.smoothing)
+        self.tracker.on_step(samples)
+        if profile := self.tracker.profile():
+            values = {**msgspec.structs.asdict(profile.workload), **msgspec.structs.asdict(profile.platform)}
+            self._effects.report("profile", now, predicted_s=predicted_s, measured_s=seconds, **values)
+
+    def _num_workers(self) -> tuple[int, int]:
+        """Workers that serve or are about to, without the training GPUs and with all of them."""
+        rows = self._table.rows.values()
+        dedicated = sum(r.zone == "dedicated" and r.condition in ("serving", "updating") for r in rows)
+        return dedicated, dedicated + sum(r.zone == "overlap" for r in rows)
+
     # going on
 
     def advance(self, demand: Demand, published: Target | None, now: float) -> None:
@@ -138,15 +180,57 @@ class ElasticScheduler:
         overlap = self.toggle.overlap()
         if not overlap or not self.toggle.is_home or self._trainer.status != "idle" or demand.training_waits:
             return
+        if self._config.elastic.borrow == "gated" and not self._pays_to_lend(demand, now):
+            return
         add = tuple(Assignment(row.slot, row.role) for row in overlap)
         self.rebuilder.report_plan(Plan(add=add), "optional", "training idles", now)
         self.toggle.lend(now)
+
+    def _pays_to_lend(self, demand: Demand, now: float) -> bool:
+        """Asked again within a step only when workers have come or gone: R only falls."""
+        toggle = self._state.toggle
+        dedicated, full = self._num_workers()
+        key = (self._trainer.step, dedicated)
+        if toggle.asked_with == key:
+            return False
+        verdict = self._lending_gate.should_borrow(
+            demand.remaining, demand.batch, self.tracker.profile(), dedicated, full
+        )
+        toggle.asked_with = (-1, -1) if verdict.yes else key
+        toggle.has_refused = toggle.has_refused or not verdict.yes
+        self._report_gate("lend", verdict, now)
+        return verdict.yes
+
+    def _pays_to_expand(self, demand: Demand, num_joiners: int, now: float) -> bool:
+        cluster, step_s = self._state.cluster, self._state.step_s
+        dedicated, _ = self._num_workers()
+        key = (self._trainer.step, dedicated, num_joiners)
+        if cluster.asked_with == key:
+            return False
+        remaining_s = None if step_s is None else step_s * demand.steps_left
+        verdict = self._expansion_gate.should_expand(
+            remaining_s, self.tracker.profile(), dedicated, dedicated + num_joiners
+        )
+        cluster.asked_with = (-1, -1, -1) if verdict.yes else key
+        self._report_gate("expand", verdict, now)
+        return verdict.yes
+
+    def _report_gate(self, gate: str, verdict: Verdict, now: float) -> None:
+        self._effects.report(
+            "gate",
+            now,
+            gate=gate,
+            yes=verdict.yes,
+            gain_s=verdict.gain_s,
+            cost_s=verdict.cost_s,
+            reason=verdict.reason,
+        )
 
     def _expand(self, demand: Demand, now: float) -> None:
         if self.rebuilder.state.expansion is not None:
             return
         joiners = self._form_slots(self.rebuilder.free_gpus(now))
-        if joiners:
+        if joiners and self._pays_to_expand(demand, len(joiners), now):
             self.rebuilder.expand(Plan(add=tuple(Assignment(row.slot, row.role) for row in joiners)), now)
 
     def _form_slots(self, free: list[GpuRow]) -> list[WorkerRow]:

@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from pearl.elastic.gate import LendingGate
 from pearl.elastic.worker_lives import WorkerLives
 from pearl.state import events
 from pearl.state.commands import OffloadTraining, RestoreTraining
@@ -33,8 +34,16 @@ class ToggleState(msgspec.Struct):
     borrow_began_s: float = 0.0
     return_began_s: float = 0.0
     is_woken: bool = False  # every overlap worker of this window serves or has failed
+    has_served: bool = False  # in this step
+    has_refused: bool = False  # the gate has, in this step
+    asked_with: tuple[int, int] = (
+        -1,
+        -1,
+    )  # step and workers with which the gate refused: asked again when they change
     was_lent: bool = False  # since the training world was last home
-    activation_s: float | None = None  # of the window under way, then of the newest
+    has_looked: bool = False  # at the workers to wake: later losses wait for the next window
+    activation_s: float | None = None  # newest
+    return_s: float | None = None
     activations_s: float = 0.0  # sums, for the means
     num_activations: int = 0
     returns_s: float = 0.0
@@ -48,6 +57,7 @@ class ToggleManager:
         table: WorkerTable,
         leases: Leases,
         lives: WorkerLives,
+        gate: LendingGate,
         config: Config,
         counters: Counters,
         effects: Effects,
@@ -57,6 +67,7 @@ class ToggleManager:
         self._table = table
         self._leases = leases
         self._lives = lives
+        self._gate = gate
         self._config = config
         self._counters = counters
         self._effects = effects
@@ -83,8 +94,8 @@ class ToggleManager:
         state = self.state
         assert state.phase == "home", state
         assert self._trainer.status == "idle", self._trainer
-        state.phase, state.borrow_began_s, state.is_woken = "offloading", now, False
-        state.activation_s = None
+        state.phase, state.borrow_began_s = "offloading", now
+        state.is_woken = state.has_looked = False
         state.op = self._effects.new_op()
         self._effects.emit(OffloadTraining(state.op, self._trainer.incarnation))
         self._report(now, "offloading")
@@ -133,16 +144,17 @@ class ToggleManager:
     def _wake(self, version: Version, now: float) -> None:
         state = self.state
         rows = self.overlap()
-        if not state.is_woken and state.activation_s is None:
-            state.activation_s = 0.0  # the window's first look: later losses wait for the next window
+        if not state.has_looked:
+            state.has_looked = True
             for row in rows:
                 if row.condition == "asleep":
                     self._lives.activate(row, version, now)
                 elif row.condition == "gone" and len(row.losses) <= self._config.runtime.max_restarts:
                     self._lives.start(row, now)
         if not state.is_woken and all(row.condition in ("serving", "gone", "asleep") for row in rows):
-            state.is_woken = True
+            state.is_woken = state.has_served = True
             state.activation_s = now - state.borrow_began_s
+            self._gate.on_activated(state.activation_s)
             state.activations_s += state.activation_s
             state.num_activations += 1
             self._counters.activation_seconds_mean = state.activations_s / state.num_activations
@@ -187,7 +199,8 @@ class ToggleManager:
             return
         state.was_lent = False
         self._counters.returns += 1
-        seconds = now - state.return_began_s
+        state.return_s = seconds = now - state.return_began_s
+        self._gate.on_returned(seconds)
         state.returns_s += seconds
         self._counters.deactivation_seconds_mean = state.returns_s / self._counters.returns
         told = {f"part_{name}": value for name, value in parts.items()}

@@ -43,6 +43,7 @@ class Trajectory(msgspec.Struct):
     losses: int = 0  # environments that died under it
     errors: int = 0  # failed attempts in a row
     spent_s: float = 0.0  # generating and stepping, not queueing
+    generate_s: float = 0.0  # of that, on workers
     since_s: float = 0.0
     restart: str = ""  # start again once what it waits for has answered; the reason
     expired: bool = False  # end as expired once what it waits for has answered

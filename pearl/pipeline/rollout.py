@@ -272,6 +272,7 @@ class Rollout:
         del self.state.dispatch.attempts[trajectory.attempt]
         trajectory.attempt = AttemptId(0)
         trajectory.spent_s += now - trajectory.since_s
+        trajectory.generate_s += now - trajectory.since_s
         row.running -= 1
 
     def on_worker_lost(self, slot: Slot, now: float) -> None:

@@ -167,6 +167,12 @@ class Training:
         trajectories = self._rollout.state.trajectories
         return [trajectories[identity] for identity in self._rollout.state.buffer.members(cohort)]
 
+    def next_members(self) -> list[Trajectory]:
+        """The trajectories that the next step is trained on, as far as they are opened."""
+        cohort = self._rollout.state.buffer.get(self.state.step)
+        trajectories = self._rollout.state.trajectories
+        return [trajectories[i] for i in self._rollout.state.buffer.members(cohort) if i in trajectories]
+
     @staticmethod
     def _sample(trajectory: Trajectory) -> TrainSample:
         assert trajectory.phase == "finished", trajectory
