@@ -44,6 +44,15 @@ class UpdateWeights(Command, frozen=True):
     mode: UpdateMode
 
 
+class SetRole(Command, frozen=True):
+    """Have the drained worker serve in another role -> RoleSet | WorkerLost."""
+
+    op: OpId
+    slot: Slot
+    incarnation: Incarnation
+    role: str
+
+
 class Generate(Command, frozen=True):
     """Continue the trajectory's first ``context_tokens`` tokens -> deltas of ``attempt`` in TokensStreamed."""
 

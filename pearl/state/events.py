@@ -46,6 +46,7 @@ class WorkerReady(Event, frozen=True):
     incarnation: Incarnation
     host: str
     pid: int
+    kv_address: str = ""  # where it takes KV from prefill workers; "" = it takes none
 
 
 class WorkerLost(Event, frozen=True):
@@ -72,6 +73,16 @@ class WeightsFailed(Event, frozen=True):
     slot: Slot
     incarnation: Incarnation
     reason: str
+
+
+class RoleSet(Event, frozen=True):
+    """The worker serves in the role asked for, its KV forgotten. A refusal or failure is a WorkerLost: a worker in
+    doubt is replaced."""
+
+    op: OpId
+    slot: Slot
+    incarnation: Incarnation
+    seconds: float
 
 
 class TokensStreamed(Event, frozen=True):

@@ -16,6 +16,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     host: str
     pid: int
     run_id: str  # refused when it is not this run's
+    kv_address: str = ""  # where a rollout worker takes KV, to be named as ``pair``; "" = it takes none
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):

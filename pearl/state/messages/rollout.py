@@ -2,6 +2,7 @@
 
 import msgspec
 
+from pearl.state.plan import Role
 from pearl.state.trajectory import FinishReason, VersionRun
 from pearl.state.weights import Snapshot, UpdateMode, Version
 
@@ -17,14 +18,24 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
 
 class Generate(msgspec.Struct, frozen=True, tag=True):
     """Continue ``ids``. Position i of the trajectory is sampled with a counter keyed by (seed, i), so that the
-    same weights give the same tokens wherever and however often it runs."""
+    same weights give the same tokens wherever and however often it runs.
+
+    With ``pair`` it is one half of an attempt whose other half goes to another worker under the same attempt id.
+    The prefill half computes the KV of the context and hands it to the decode half: one delta with its
+    ``prefilled_tokens``, no ids and ``finish`` None once the KV is over, or one with "abort" (the handing over
+    failed: another pair may do it) or "error" (the request is at fault). The decode half makes all tokens and ends
+    as any attempt does; "abort" also when the KV did not come. A worker's role says which half it is; a request that
+    does not fit the role ends as "abort". Whoever sees one half fail aborts the other.
+    """
 
     attempt: int
     trajectory: int  # prefix reuse is keyed by content; the id is for logs
     ids: bytes  # the whole context, int32
     params: SamplingParams
     seed: int  # of the trajectory, 64 bits
-    pair: str = ""  # decode peer of a prefill-decode pair; "" when colocated
+    pair: str = (
+        ""  # of a prefill half: the decode worker's kv_address; of a decode half: the prefill worker's name
+    )
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -78,6 +89,20 @@ class UpdateWeightsReply(msgspec.Struct, frozen=True, tag=True):
     load_seconds: float
 
 
+class SetRole(msgspec.Struct, frozen=True, tag=True):
+    """Serve in another role from the answer on. Until then new requests end as "abort"; those that run may finish.
+    An error leaves the worker serving in the role it had: requests were still there after ``drain_limit_s``, or its
+    engine cannot take the role. Cached KV is forgotten."""
+
+    role: Role
+    drain_limit_s: float
+
+
+class SetRoleReply(msgspec.Struct, frozen=True, tag=True):
+    role: Role  # it serves in now
+    seconds: float  # from the request, draining included
+
+
 class Interrupt(msgspec.Struct, frozen=True, tag=True):
     """End every attempt, as Abort does."""
 
@@ -112,6 +137,8 @@ RolloutMessage = (
     | Deltas
     | UpdateWeights
     | UpdateWeightsReply
+    | SetRole
+    | SetRoleReply
     | Interrupt
     | Release
     | ReleaseReply
