@@ -16,12 +16,14 @@ usage: pearl COMMAND ...
 
   run CONFIG [key=value ...]   the job, all processes
   status                       the worker table of a live run
+  decide --profile F --workers N
+                               the allocation of N workers, with all predicted makespans
   replay RUN_DIR               check a run's journal against a fresh core
   report RUN_DIR               one static HTML page about a run
 
-pearl COMMAND --help says more. Not built yet: simulate, decide, preempt, agent."""
+pearl COMMAND --help says more. Not built yet: simulate, preempt, agent."""
 
-NOT_BUILT = ("simulate", "decide", "preempt", "agent")
+NOT_BUILT = ("simulate", "preempt", "agent")
 FAILED, ASKED_WRONGLY, INTERRUPTED = 1, 2, 130
 
 
@@ -90,6 +92,33 @@ def _status(words: Sequence[str]) -> int:
     return status(options.run_dir, as_json=options.json)
 
 
+def _decide(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="pearl decide",
+        usage="pearl decide --profile F --workers N [section.key=number ...] [--current 4P9D] [--json]",
+        description="The allocation that N rollout workers should have, and why.",
+    )
+    parser.add_argument("overrides", nargs="*", metavar="section.key=number", help="other numbers for F")
+    parser.add_argument("--profile", type=Path, metavar="F", help="JSON, as in launch/profiles/")
+    parser.add_argument("--workers", type=int, metavar="N", help="rollout workers there are")
+    parser.add_argument("--current", metavar="4P9D", help="allocation of now: a switch must gain enough")
+    parser.add_argument("--makespan", default="closed-form", help="model of the makespan (closed-form, fluid)")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    options = parser.parse_intermixed_args(words)
+    from pearl.cli import decide
+
+    return decide.run(
+        decide.Question(
+            profile=options.profile,
+            workers=options.workers,
+            current=options.current,
+            makespan=options.makespan,
+            overrides=options.overrides,
+            as_json=options.json,
+        )
+    )
+
+
 def _replay(words: Sequence[str]) -> int:
     run_dir = _run_dir_argument("pearl replay", "Check a run's journal against a fresh core.", words)
     from pearl.coordinator import replay
@@ -155,6 +184,7 @@ def _fail(message: str, code: int) -> int:
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "run": _run,
     "status": _status,
+    "decide": _decide,
     "replay": _replay,
     "report": _report,
     **{name: _not_built(name) for name in NOT_BUILT},

@@ -39,7 +39,7 @@ def make_run(run_dir: Path, config: Config | None = None) -> Path:
         (["stats"], "did you mean pearl status?"),
         (["zzz"], "see pearl --help"),
         (["simulate", "x.toml"], "pearl simulate is not built yet"),
-        (["decide"], "not built yet"),
+        (["decide"], "give both: pearl decide --profile"),
         (["preempt", "reclaim"], "not built yet"),
         (["agent"], "not built yet"),
         (["run"], "give the job's CONFIG file"),

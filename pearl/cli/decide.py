@@ -1,0 +1,124 @@
+"""``pearl decide``: what the decision engine makes of a profile and a number of workers, and why."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from pearl.config import ConfigError
+from pearl.elastic.decision_engine import MODELS, Candidate, Decision, decide
+from pearl.elastic.profile_file import read_profile
+from pearl.state.config import ElasticConfig
+from pearl.state.plan import Allocation
+from pearl.state.profile import Profile
+
+MOST_WORKERS = 100_000
+"""More is a typing mistake, and the table would not end."""
+TERMS = ("prefill", "transfer", "decode", "overhead", "env")
+
+
+class Question(NamedTuple):
+    """What the person typed."""
+
+    profile: Path | None
+    workers: int | None
+    current: str | None
+    makespan: str
+    overrides: Sequence[str]
+    as_json: bool
+
+
+def run(question: Question) -> int:
+    """Print the decision.
+
+    Raises:
+        ConfigError: for what was asked wrongly.
+    """
+    if question.profile is None or question.workers is None:
+        raise ConfigError("give both: pearl decide --profile launch/profiles/qwen3-8b.json --workers 8")
+    num_workers = _checked(question.workers)
+    config = ElasticConfig(pd="adaptive", makespan=_model(question.makespan))
+    current = _current(question.current)
+    decision = decide(_read(question.profile, question.overrides), num_workers, current, config)
+    if question.as_json:
+        print(msgspec.json.encode(answer(decision)).decode())
+    else:
+        _show(decision, num_workers)
+    return 0
+
+
+def answer(decision: Decision) -> dict[str, Any]:
+    """The decision as JSON; only finite numbers."""
+    return {
+        "target": str(decision.target),
+        "seconds": decision.seconds,
+        "candidates": [
+            {
+                "allocation": str(candidate.allocation),
+                "seconds": candidate.seconds,
+                "terms": candidate.terms,
+                "feasible": candidate.feasible,
+            }
+            for candidate in decision.candidates
+        ],
+        "reason": decision.reason,
+        "switch": decision.switch,
+        "forced": decision.forced,
+    }
+
+
+def _read(path: Path, overrides: Sequence[str]) -> Profile:
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    try:
+        return read_profile(text, overrides)
+    except ValueError as error:
+        raise ConfigError("\n".join(f"{path}: {line}" for line in str(error).splitlines())) from None
+
+
+def _checked(num_workers: int) -> int:
+    if not 1 <= num_workers <= MOST_WORKERS:
+        raise ConfigError(f"--workers {num_workers}: give a number from 1 to {MOST_WORKERS}")
+    return num_workers
+
+
+def _model(name: str) -> Any:
+    if name not in MODELS:
+        raise ConfigError(f'--makespan "{name}": is none of {", ".join(MODELS)}')
+    return name
+
+
+def _current(text: str | None) -> Allocation | None:
+    try:
+        return None if text is None else Allocation.parse(text)
+    except ValueError as error:
+        raise ConfigError(f"--current: {error}") from None
+
+
+def _show(decision: Decision, num_workers: int) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    feasible = [candidate for candidate in decision.candidates if candidate.feasible]
+    table = Table("allocation", "seconds", *TERMS)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for candidate in feasible:
+        table.add_row(*_row(candidate), style="bold" if candidate.allocation == decision.target else "")
+    console = Console()
+    console.print(table)
+    if cut := len(decision.candidates) - len(feasible):
+        console.print(
+            f"{cut} of {len(decision.candidates)} cannot hold the batch's KV cache on their decode workers"
+        )
+    console.print("disaggregated: the longer of prefill + transfer and decode, plus env", highlight=False)
+    console.print(f"{num_workers} workers: [bold]{decision.target}[/bold]", highlight=False)
+    console.print(decision.reason, soft_wrap=True, highlight=False)
+
+
+def _row(candidate: Candidate) -> list[str]:
+    parts = [getattr(candidate.terms, name) for name in TERMS]
+    return [str(candidate.allocation), *(f"{seconds:.4g}" for seconds in (candidate.seconds, *parts))]
