@@ -15,15 +15,19 @@ USAGE = """\
 usage: pearl COMMAND ...
 
   run CONFIG [key=value ...]   the job, all processes
-  status                       the worker table of a live run
+  status                       the worker table of a live run; --watch keeps it up to date
+  preempt reclaim|arrive|replay
+                               take GPUs from a live run, give it some, play a trace into it
   decide --profile F --workers N
                                the allocation of N workers, with all predicted makespans
+  simulate CONFIG --policy P[,P...]
+                               policies side by side, on a virtual clock
   replay RUN_DIR               check a run's journal against a fresh core
   report RUN_DIR               one static HTML page about a run
 
-pearl COMMAND --help says more. Not built yet: simulate, preempt, agent."""
+pearl COMMAND --help says more. Not built yet: agent."""
 
-NOT_BUILT = ("simulate", "preempt", "agent")
+NOT_BUILT = ("agent",)
 FAILED, ASKED_WRONGLY, INTERRUPTED = 1, 2, 130
 
 
@@ -86,10 +90,64 @@ def _status(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="pearl status", description="The worker table of a live run.")
     parser.add_argument("--run-dir", type=Path, help="of the run (default: the newest live one)")
     parser.add_argument("--json", action="store_true", help="the answer as it came")
+    parser.add_argument(
+        "--watch",
+        nargs="?",
+        const=1.0,
+        type=_seconds,
+        metavar="SECONDS",
+        help="again and again, until the run ends (every second unless said otherwise)",
+    )
     options = parser.parse_args(words)
     from pearl.cli.status import status
 
-    return status(options.run_dir, as_json=options.json)
+    return status(options.run_dir, as_json=options.json, every_s=options.watch)
+
+
+def _preempt(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="pearl preempt", description="Take preemptible GPUs from a live run, or give it some."
+    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar="reclaim|arrive|replay")
+    reclaim = actions.add_parser("reclaim", help="the run must give them back within a grace")
+    arrive = actions.add_parser("arrive", help="the run may use them from now on")
+    replay = actions.add_parser("replay", help="play a trace of arrivals and reclaims")
+    for action in (reclaim, arrive, replay):
+        action.add_argument("--run-dir", type=Path, help="of the run (default: the newest live one)")
+    for action in (reclaim, arrive):
+        action.add_argument(
+            "--gpus", required=True, metavar="ID[,ID..]|N", help="ids, or how many: the run chooses"
+        )
+    reclaim.add_argument("--grace", type=float, default=30.0, metavar="S", help="seconds (default: 30)")
+    replay.add_argument(
+        "trace", type=Path, metavar="TRACE", help="launch/traces/README.md says what it may be"
+    )
+    replay.add_argument("--speed", type=float, default=1.0, metavar="X", help="times faster than recorded")
+    replay.add_argument("--max-gpus", type=int, metavar="N", help="leave out what goes beyond so many")
+    replay.add_argument(
+        "--gpus-per-node", type=int, default=1, metavar="N", help="of a trace of nodes (default: 1)"
+    )
+    options = parser.parse_args(words)
+    from pearl.cli import preempt
+
+    if options.action == "replay":
+        return preempt.replay(
+            options.run_dir,
+            options.trace,
+            speed=options.speed,
+            max_gpus=options.max_gpus,
+            gpus_per_node=options.gpus_per_node,
+        )
+    grace_s = options.grace if options.action == "reclaim" else 30.0
+    return preempt.preempt(options.run_dir, options.action, preempt.choose(options.gpus), grace_s)
+
+
+def _seconds(text: str) -> float:
+    """For argparse: a length of time that one can wait."""
+    seconds = float(text)
+    if not 0.05 <= seconds <= 3600:
+        raise argparse.ArgumentTypeError(f"{text}: give seconds, from 0.05 to 3600")
+    return seconds
 
 
 def _decide(words: Sequence[str]) -> int:
@@ -102,7 +160,9 @@ def _decide(words: Sequence[str]) -> int:
     parser.add_argument("--profile", type=Path, metavar="F", help="JSON, as in launch/profiles/")
     parser.add_argument("--workers", type=int, metavar="N", help="rollout workers there are")
     parser.add_argument("--current", metavar="4P9D", help="allocation of now: a switch must gain enough")
-    parser.add_argument("--makespan", default="closed-form", help="model of the makespan (closed-form, fluid)")
+    parser.add_argument(
+        "--makespan", default="closed-form", help="model of the makespan (closed-form, fluid)"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object")
     options = parser.parse_intermixed_args(words)
     from pearl.cli import decide
@@ -115,6 +175,46 @@ def _decide(words: Sequence[str]) -> int:
             makespan=options.makespan,
             overrides=options.overrides,
             as_json=options.json,
+        )
+    )
+
+
+def _simulate(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="pearl simulate",
+        usage="pearl simulate CONFIG [key=value ...] --policy P[,P...] [--trace F] [--seed N | --seeds A-B] "
+        "[--workload W] [--hardware H] [--seconds S] [--json F]",
+        description="What the job would do under each policy, on a virtual clock.",
+    )
+    parser.add_argument("words", nargs="+", metavar="CONFIG, key=value", help="overrides go over the policies'")
+    parser.add_argument("--policy", required=True, help="names, with commas; ratios are to the first")
+    parser.add_argument("--trace", type=Path, help="of preemptible GPUs")
+    seeds = parser.add_mutually_exclusive_group()
+    seeds.add_argument("--seed", help="default 0")
+    seeds.add_argument("--seeds", help="a range, for example 0-9: means, and pairs of equal seed")
+    parser.add_argument(
+        "--workload", default="swebench", help="swebench (default), a profile, or a run's trajectories"
+    )
+    parser.add_argument("--hardware", help="a profile's name or file (default: the model's data sheet)")
+    parser.add_argument("--seconds", type=float, default=7200.0, help="of simulated time (default 7200)")
+    parser.add_argument("--json", type=Path, help="also write all figures to this file")
+    options = parser.parse_intermixed_args(words)
+    configs = [word for word in options.words if "=" not in word]
+    if len(configs) != 1:
+        raise ConfigError(f"one CONFIG, please, not {len(configs)}: {', '.join(configs) or 'none'}")
+    from pearl.cli.simulate import Request, simulate
+
+    return simulate(
+        Request(
+            config=Path(configs[0]),
+            overrides=tuple(word for word in options.words if "=" in word),
+            policies=options.policy,
+            seeds=options.seeds or options.seed or "0",
+            trace=options.trace,
+            workload=options.workload,
+            hardware=options.hardware,
+            seconds=options.seconds,
+            json=options.json,
         )
     )
 
@@ -184,7 +284,9 @@ def _fail(message: str, code: int) -> int:
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "run": _run,
     "status": _status,
+    "preempt": _preempt,
     "decide": _decide,
+    "simulate": _simulate,
     "replay": _replay,
     "report": _report,
     **{name: _not_built(name) for name in NOT_BUILT},

@@ -1,60 +1,81 @@
-"""``pearl status``: asks a live run's coordinator for its worker table and prints it."""
+"""``pearl status``: asks a live run's coordinator for its worker table and prints it, once or again and again."""
 
+import asyncio
 import sys
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from pearl.config import ConfigError
-from pearl.runtime import registry
+from pearl.cli.asking import Asker, EndedError, SilentError, converse, pick
+from pearl.cli.tables import Status, view
 from pearl.runtime.registry import LiveRun
 
 FAILED = 1
-COLUMNS = ("slot", "incarnation", "role", "zone", "activity", "gpus", "weight_version", "host", "pid")
-STYLES = {"active": "green", "transitioning": "yellow", "inactive": "red"}
 
 
-def status(run_dir: Path | None, *, as_json: bool) -> int:
-    """Print the status of ``run_dir``'s run, or of the newest live one; 1 when there is none or it is silent."""
-    if run_dir is not None and not run_dir.is_dir():
-        raise ConfigError(f"--run-dir {run_dir}: is no directory")
-    run = registry.find(run_dir) if run_dir is not None else registry.newest_live()
+def status(run_dir: Path | None, *, as_json: bool, every_s: float | None = None) -> int:
+    """Print the status of ``run_dir``'s run, or of the newest live one; 1 when there is none or it is silent.
+
+    With ``every_s`` again and again, until the run ends: in place on a terminal, one after the other elsewhere.
+    """
+    run = pick(run_dir)
     if run is None:
-        where = f"in {run_dir}" if run_dir is not None else "on this host (of this user)"
-        print(f"error: no live run {where}", file=sys.stderr)
         return FAILED
-    from pearl.cli.asking import SilentError, ask_status
-
     try:
-        answer = ask_status(run)
+        return converse(run, lambda asker: _show(run, asker, as_json, every_s))
+    except EndedError as error:
+        if every_s is None:
+            return _fail(run, str(error))
+        print(f"{run.run_dir}: {error}")
+        return 0
     except SilentError as error:
-        print(f"error: {run.run_dir}: {error}", file=sys.stderr)
-        return FAILED
+        return _fail(run, str(error))
+
+
+def _fail(run: LiveRun, problem: str) -> int:
+    print(f"error: {run.run_dir}: {problem}", file=sys.stderr)
+    return FAILED
+
+
+async def _show(run: LiveRun, asker: Asker, as_json: bool, every_s: float | None) -> int:
     if as_json:
-        print(answer.decode())
+        await _print_json(asker, every_s)
+    elif every_s is None or not sys.stdout.isatty():
+        await _print_tables(run, asker, every_s)
     else:
-        show(run, msgspec.json.decode(answer))
+        await _watch(run, asker, every_s)
     return 0
 
 
-def show(run: LiveRun, answer: dict[str, Any]) -> None:
-    """The table for a person; keys that a newer coordinator adds are left to ``--json``."""
+async def _print_json(asker: Asker, every_s: float | None) -> None:
+    while True:
+        print((await asker.status()).decode(), flush=True)
+        if every_s is None:
+            return
+        await asyncio.sleep(every_s)
+
+
+async def _print_tables(run: LiveRun, asker: Asker, every_s: float | None) -> None:
     from rich.console import Console
-    from rich.table import Table
 
-    version = answer.get("weight_version")
     console = Console()
-    console.print(f"{run.run_dir}  pid {run.pid}  {run.address}", soft_wrap=True, highlight=False)
-    console.print(f"step {answer.get('step')}, weight version {'-' if version is None else version}")
-    table = Table(*(name.replace("_", " ") for name in COLUMNS))
-    for worker in answer.get("workers", ()):
-        style = STYLES.get(str(worker.get("activity")), "")
-        table.add_row(*(_cell(worker.get(name)) for name in COLUMNS), style=style)
-    console.print(table)
+    while True:
+        console.print(view(run, _decode(await asker.status()), console.width), soft_wrap=False)
+        if every_s is None:
+            return
+        await asyncio.sleep(every_s)
 
 
-def _cell(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    return "-" if value in (None, "") else str(value)
+async def _watch(run: LiveRun, asker: Asker, every_s: float) -> None:
+    from rich.live import Live
+
+    with Live(auto_refresh=False) as live:
+        while True:
+            answer = _decode(await asker.status())
+            live.update(view(run, answer, live.console.width), refresh=True)
+            await asyncio.sleep(every_s)
+
+
+def _decode(answer: bytes) -> Status:
+    found: Status = msgspec.json.decode(answer)
+    return found

@@ -40,7 +40,6 @@ def make_run(run_dir: Path, config: Config | None = None) -> Path:
         (["zzz"], "see pearl --help"),
         (["simulate", "x.toml"], "pearl simulate is not built yet"),
         (["decide"], "give both: pearl decide --profile"),
-        (["preempt", "reclaim"], "not built yet"),
         (["agent"], "not built yet"),
         (["run"], "give the job's CONFIG file"),
         (["run", "a.toml", "b.toml"], "one CONFIG, please, not 2"),

@@ -1,20 +1,16 @@
 """``pearl status`` against a hub that answers as the coordinator does, one that is silent, and none."""
 
-import asyncio
 import json
-import os
-import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
+from live_coordinator import LiveCoordinator
 
 from pearl.cli import asking, main
-from pearl.runtime import registry
-from pearl.runtime.clock import MonotonicClock
-from pearl.runtime.hub import Asked, Hub
-from pearl.state.messages.control import ControlMessage, StatusReply
+from pearl.cli.tables import gpu_names
 
-ANSWER = {
+ANSWER: dict[str, Any] = {
     "step": 3,
     "weight_version": 2,
     "workers": [
@@ -24,6 +20,7 @@ ANSWER = {
             "role": "colocated",
             "zone": "dedicated",
             "activity": "active",
+            "condition": "serving",
             "gpus": ["host/0"],
             "weight_version": None,
             "host": "host",
@@ -31,82 +28,107 @@ ANSWER = {
         }
     ],
 }
-
-
-class Coordinator:
-    """A hub on its own loop and thread, registered as a live run."""
-
-    def __init__(self, run_dir: Path, answers: bool) -> None:
-        self._run_dir = run_dir
-        self._answers = answers
-        self._ready = threading.Event()
-        self._stop = asyncio.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
-
-    def __enter__(self) -> None:
-        self._thread.start()
-        assert self._ready.wait(10)
-
-    def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(10)
-        assert not self._thread.is_alive()
-
-    async def _serve(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        hub = Hub(
-            "tcp://127.0.0.1:0",
-            run_id="r",
-            messages=ControlMessage,
-            queue_messages=64,
-            max_frame_bytes=1 << 20,
-            clock=MonotonicClock(),
-        )
-        async with hub:
-            run = registry.register(self._run_dir, hub.address, "r", os.getpid())
-            async with asyncio.TaskGroup() as tasks:
-                answering = tasks.create_task(self._answer(hub), name="answer")
-                self._ready.set()
-                await self._stop.wait()
-                answering.cancel()
-            registry.unregister(run)
-
-    async def _answer(self, hub: Hub) -> None:
-        while True:
-            inbound = await hub.receive()
-            if isinstance(inbound, Asked) and self._answers:
-                inbound.reply(StatusReply(json.dumps(ANSWER).encode()))
+WORKER = ANSWER["workers"][0]
+ASLEEP = {**WORKER, "slot": 1, "zone": "overlap", "activity": "inactive", "condition": "asleep"}
+GPUS = [
+    {"gpu": "host/0", "zone": "dedicated", "present": True, "holder": 0, "reclaiming": None},
+    {"gpu": "host/1", "zone": "training", "present": True, "holder": -1, "reclaiming": None},
+    {"gpu": "host/2", "zone": "preemptible", "present": True, "holder": None, "reclaiming": 12.34},
+    {"gpu": "host/3", "zone": "preemptible", "present": False, "holder": None, "reclaiming": None},
+]
 
 
 @pytest.fixture
 def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("COLUMNS", "80")
     directory = tmp_path / "run"
     directory.mkdir()
     return directory
 
 
 def test_json_is_the_answer_as_it_came(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with Coordinator(run_dir, answers=True):
+    with LiveCoordinator(run_dir, lambda: ANSWER):
         assert main(["status", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == ANSWER
 
 
-def test_table_of_a_named_run(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with Coordinator(run_dir, answers=True):
+def test_tables_fit_into_80_columns(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = {**ANSWER, "trainer": "idle", "workers": [WORKER, ASLEEP], "gpus": GPUS}
+    with LiveCoordinator(run_dir, lambda: answer):
         assert main(["status", "--run-dir", str(run_dir)]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert max(len(" ".join(line)) for line in lines) <= 80
+    assert ["0.2", "host/0", "colocated", "dedicated", "active", "-", "-"] in lines
+    assert ["1.2", "host/0", "colocated", "overlap", "asleep", "-", "-"] in lines
+    assert ["host/0", "dedicated", "yes", "worker", "0", "-"] in lines
+    assert ["host/1", "training", "yes", "training", "-"] in lines
+    assert ["host/2", "preemptible", "yes", "free", "12.3", "s"] in lines
+    assert ["host/3", "preemptible", "no", "-", "-"] in lines
+
+
+def test_a_wide_terminal_shows_the_processes_too(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    with LiveCoordinator(run_dir, lambda: ANSWER):
+        assert main(["status"]) == 0
     printed = capsys.readouterr().out
     assert "step 3, weight version 2" in printed
-    for cell in ("colocated", "active", "host/0", "4711"):
-        assert cell in printed
+    assert "4711" in printed
+
+
+def test_an_older_answer_and_a_sparse_one_are_shown(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with LiveCoordinator(run_dir, lambda: {"workers": [{}], "gpus": [{"gpu": "a/0", "reclaiming": True}]}):
+        assert main(["status"]) == 0
+    assert "reclaimed" in capsys.readouterr().out
+    with LiveCoordinator(run_dir, lambda: {"step": 0, "workers": []}):
+        assert main(["status"]) == 0
+    assert "no rollout workers" in capsys.readouterr().out
+
+
+def test_it_says_which_of_several_runs_it_shows(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with LiveCoordinator(run_dir, lambda: ANSWER), LiveCoordinator(tmp_path / "b", lambda: ANSWER, "s"):
+        assert main(["status", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == ANSWER
+    assert "2 runs are live" in printed.err
+    assert f"--run-dir names another: {run_dir}" in printed.err
+
+
+def test_watch_shows_until_the_run_ends(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = iter(range(3))
+
+    def answer() -> dict[str, Any]:
+        step = next(steps)
+        if step == 2:
+            coordinator.end()
+        return {"step": step, "workers": []}
+
+    with LiveCoordinator(run_dir, answer) as coordinator:
+        assert main(["status", "--watch", "0.05"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.index("step 0") < printed.index("step 1")
+    assert "the run has ended: the run is over" in printed
+
+
+@pytest.mark.parametrize("seconds", ["0", "nan", "-1", "x", "1e9"])
+def test_watch_refuses_what_is_no_time(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["status", f"--watch={seconds}"])
+    assert caught.value.code == 2
+    assert "--watch" in capsys.readouterr().err
 
 
 def test_a_silent_coordinator_is_given_up(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(asking.ask_status, "__defaults__", (0.3,))
-    with Coordinator(run_dir, answers=False):
+    monkeypatch.setattr(asking, "DEADLINE_S", 0.3)
+    with LiveCoordinator(run_dir, None):
         assert main(["status"]) == 1
     assert "no answer from tcp://127.0.0.1:" in capsys.readouterr().err
 
@@ -117,3 +139,9 @@ def test_no_live_run(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--run-dir", str(run_dir)]) == 1
     assert f"no live run in {run_dir}" in capsys.readouterr().err
     assert main(["status", "--run-dir", "absent"]) == 2
+
+
+def test_gpus_of_one_host_are_joined() -> None:
+    assert gpu_names(["a/0", "a/1", "b/0"]) == "a/0,1 b/0"
+    assert gpu_names(["b"]) == "b"
+    assert gpu_names([]) == "-"
