@@ -7,7 +7,14 @@ import socket
 from pearl.runtime.clock import Clock
 from pearl.runtime.draws import lognormal
 from pearl.state.config import Config
-from pearl.state.messages.training import StartTrainingReply, TrainStepReply
+from pearl.state.messages.training import (
+    Offload,
+    OffloadReply,
+    Restore,
+    RestoreReply,
+    StartTrainingReply,
+    TrainStepReply,
+)
 from pearl.state.weights import Snapshot, SnapshotSource, Version
 from pearl.workers.emulated_model import snapshot_of
 from pearl.workers.training.commands import Begin, Command, Progress, Step
@@ -19,6 +26,9 @@ log = logging.getLogger(__name__)
 
 _NOISE_STREAM = 0x747261696E
 """Keeps the draws of training apart from those of the rollout slots."""
+
+NOMINAL_STATE_BYTES = 128 << 30
+"""What an offload says it freed: sixteen bytes for each of eight billion parameters, over all ranks."""
 
 
 class EmulatedWorld:
@@ -46,6 +56,12 @@ class EmulatedWorld:
                 return await self._begin(command)
             case Step():
                 return await self._step(command)
+            case Offload():
+                await self._clock.sleep(self._timing.offload_seconds)
+                return OffloadReply(NOMINAL_STATE_BYTES, {"backup": self._timing.offload_seconds})
+            case Restore():
+                await self._clock.sleep(self._timing.restore_seconds)
+                return RestoreReply({"restore": self._timing.restore_seconds})
             case _:
                 raise ValueError(f"the emulated training world does not do {type(command).__name__}")
 
