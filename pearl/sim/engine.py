@@ -23,6 +23,26 @@ ADMISSION_RESERVE_TOKENS = 256
 """Room to decode that a sequence must find beside its context to be admitted: about one turn's tokens."""
 
 
+SAME_TIME_S = 1e-9
+"""Times that differ by less are the same boundary: sums of floats in another order."""
+
+
+def many_passes(passes: int, one: float, growth: float) -> float:
+    """Seconds of ``passes`` passes, the first of ``one`` second and each ``growth`` longer than the one before."""
+    return passes * one + growth * (passes * (passes - 1) / 2)
+
+
+def whole_passes(seconds: float, one: float, growth: float) -> int:
+    """How many such passes fit into ``seconds``."""
+    if seconds < one - SAME_TIME_S:
+        return 0
+    half = one - growth / 2
+    passes = int(2 * seconds / (half + math.sqrt(half * half + 2 * growth * seconds)))
+    while many_passes(passes + 1, one, growth) <= seconds + SAME_TIME_S:
+        passes += 1
+    return passes
+
+
 class Request(NamedTuple):
     attempt: AttemptId
     trajectory: int
@@ -37,7 +57,7 @@ class Progress(NamedTuple):
     """What an attempt has made and prefilled here; ``finish`` None while it goes on."""
 
     request: Request
-    count: int
+    made: int
     prefilled_tokens: int
     finish: FinishReason | None
 
@@ -62,7 +82,9 @@ class Sequence:
 
 
 class Engine:
-    def __init__(self, clock: VirtualClock, speed: WorkerSpeed, on_ended: Callable[[list[Progress]], None]) -> None:
+    def __init__(
+        self, clock: VirtualClock, speed: WorkerSpeed, on_ended: Callable[[list[Progress]], None]
+    ) -> None:
         self._clock = clock
         self._speed = speed
         self._on_ended = on_ended
@@ -74,13 +96,16 @@ class Engine:
         self._passes = 0
         self._context = 0  # of all decoding sequences at that boundary
         self._decoding: dict[AttemptId, Sequence] = {}  # in the order in which they joined
-        self._ends: list[tuple[int, AttemptId]] = []  # heap of (boundary, attempt); may hold some that are void
+        self._ends: list[
+            tuple[int, AttemptId]
+        ] = []  # heap of (boundary, attempt); may hold some that are void
         self._waiting: deque[Sequence] = deque()
         self._prefilling: deque[Sequence] = deque()  # admitted, in order
         self._prefill_context = 0  # of those
         self._chunk: list[tuple[Sequence, int]] = []  # what the running pass prefills
         self._chunk_seconds = 0.0
         self._life = 0  # of the scheduled boundary; another is void
+        self._wake_passes = 0  # decode passes until it
 
     # requests
 
@@ -127,31 +152,14 @@ class Engine:
 
     # passes
 
-    def _seconds(self, passes: int) -> float:
-        """Of that many decode passes from the last boundary on."""
+    def _pass_seconds(self) -> tuple[float, float]:
+        """Of the next decode pass, and how much longer each one after it takes."""
         speed, count = self._speed, len(self._decoding)
+        per_token = speed.decode_seconds_per_context_token
         one = (
-            speed.decode_fixed_seconds
-            + speed.decode_seconds_per_sequence * count
-            + speed.decode_seconds_per_context_token * self._context
+            speed.decode_fixed_seconds + speed.decode_seconds_per_sequence * count + per_token * self._context
         )
-        growth = speed.decode_seconds_per_context_token * count
-        return passes * one + growth * (passes * (passes - 1) / 2)
-
-    def _passes_within(self, seconds: float) -> int:
-        """How many whole decode passes fit in."""
-        one = self._seconds(1)
-        growth = self._speed.decode_seconds_per_context_token * len(self._decoding)
-        if seconds < one:
-            return 0
-        half = one - growth / 2
-        guess = (2 * seconds) / (half + math.sqrt(half * half + 2 * growth * seconds))
-        passes = int(guess + 1e-9)
-        while self._seconds(passes + 1) <= seconds:
-            passes += 1
-        while passes and self._seconds(passes) > seconds + 1e-9:
-            passes -= 1
-        return passes
+        return one, per_token * count
 
     def _advance(self, passes: int, seconds: float, prefill: int = 0) -> None:
         count = len(self._decoding)
@@ -163,21 +171,27 @@ class Engine:
 
     def _catch_up(self) -> None:
         """To the last boundary before now. A chunk's pass under way stays under way."""
-        if self._decoding and not self._chunk and self._clock.now > self._at:
-            passes = self._passes_within(self._clock.now - self._at)
-            if passes:
-                self._advance(passes, self._seconds(passes))
+        elapsed = self._clock.now - self._at
+        if not self._decoding or self._chunk or elapsed <= 0:
+            return
+        one, growth = self._pass_seconds()
+        passes = whole_passes(elapsed, one, growth)
+        if passes:
+            self._advance(passes, many_passes(passes, one, growth))
 
     def _wake_at_boundary(self) -> None:
+        """At the next, or now when this is one."""
+        self._wake_passes = 0
         if not self._decoding:
             self._at = max(self._at, self._clock.now)
             self._wake(self._at)
             return
         self._catch_up()
-        if self._at >= self._clock.now:
+        if self._at >= self._clock.now - SAME_TIME_S:
             self._wake(self._at)
         else:
-            self._wake(self._at + self._seconds(1))
+            self._wake_passes = 1
+            self._wake(self._at + self._pass_seconds()[0])
 
     def _wake(self, time: float) -> None:
         self._life += 1
@@ -189,23 +203,20 @@ class Engine:
             return
         ended: list[Progress] = []
         if self._chunk:
-            self._end_chunk(ended)
-        else:
-            self._catch_up_to_wake()
-        self._end_finished(ended)
+            self._end_chunk()
+        elif self._wake_passes:
+            one, growth = self._pass_seconds()
+            self._advance(self._wake_passes, many_passes(self._wake_passes, one, growth))
+            self._at = self._clock.now
+        ends = self._ends
+        if ends and ends[0][0] <= self._passes:
+            self._end_finished(ended)
         self._make_room()
-        self._begin_chunk()
+        if self._waiting or self._prefilling:
+            self._begin_chunk()
         self._schedule()
         if ended:
             self._on_ended(ended)
-
-    def _catch_up_to_wake(self) -> None:
-        """As catch-up, but a boundary that is due now to the last bit counts as reached."""
-        if self._decoding:
-            passes = self._passes_within(self._clock.now - self._at + 1e-9)
-            if passes:
-                self._advance(passes, self._seconds(passes))
-                self._at = self._clock.now
 
     def _end_finished(self, ended: list[Progress]) -> None:
         ends = self._ends
@@ -232,15 +243,19 @@ class Engine:
 
     def _schedule(self) -> None:
         """The next boundary at which something happens."""
+        one, growth = self._pass_seconds()
         if self._chunk:
-            self._wake(self._at + self._seconds(1) + self._chunk_seconds)
+            self._wake(self._at + one + self._chunk_seconds)
             return
         next_end = self._next_end()
         if next_end is None:
             self._life += 1
             return
-        passes = max(1, min(next_end - self._passes, self._passes_until_full()))
-        self._wake(self._at + self._seconds(passes))
+        passes = next_end - self._passes
+        if self._running_tokens + passes * len(self._decoding) > self._speed.kv_capacity_tokens:
+            passes = max(1, min(passes, self._passes_until_full()))
+        self._wake_passes = passes
+        self._wake(self._at + many_passes(passes, one, growth))
 
     def _next_end(self) -> int | None:
         ends = self._ends
@@ -291,7 +306,9 @@ class Engine:
                 return
             self._waiting.popleft()
             request = sequence.request
-            hit = self.cache.claim(request.trajectory, request.prompt, request.prompt_tokens, sequence.context)
+            hit = self.cache.claim(
+                request.trajectory, request.prompt, request.prompt_tokens, sequence.context
+            )
             sequence.to_prefill = sequence.context - hit
             self._prefill_context += sequence.context
             self._prefilling.append(sequence)
@@ -303,8 +320,6 @@ class Engine:
         """Fill the next pass with up to a chunk of what is to be prefilled, in the order of arrival."""
         if self._waiting:
             self._admit()
-        if not self._prefilling:
-            return
         speed, room, seconds = self._speed, self._speed.prefill_chunk_tokens, 0.0
         for sequence in self._prefilling:
             tokens = min(room, sequence.to_prefill)
@@ -319,10 +334,10 @@ class Engine:
                 break
         self._chunk_seconds = seconds
 
-    def _end_chunk(self, ended: list[Progress]) -> None:
+    def _end_chunk(self) -> None:
         """The pass is over: whoever is wholly prefilled has its first token and decodes from here on."""
         prefill = sum(tokens for _, tokens in self._chunk)
-        self._advance(1, self._seconds(1) + self._chunk_seconds, prefill)
+        self._advance(1, self._pass_seconds()[0] + self._chunk_seconds, prefill)
         self._at = self._clock.now
         chunk, self._chunk = self._chunk, []
         for sequence, tokens in chunk:

@@ -83,9 +83,7 @@ class Environments:
         episode.tokens += observed
         episode.turn_began_tokens = episode.tokens
         self._post(
-            events.EpisodeStepped(
-                command.op, command.trajectory, observed, reward, done, turn.env_seconds
-            )
+            events.EpisodeStepped(command.op, command.trajectory, observed, reward, done, turn.env_seconds)
         )
 
     def _failed(self, command: commands.StepEpisode, episode: Episode) -> None:

@@ -85,7 +85,11 @@ def load(name: str) -> Hardware:
     if not path.is_file():
         known = shipped_names()
         guess = nearest(name, known)
-        hint = f"did you mean {guess}?" if guess else f"shipped ones are {', '.join(known)}, or give a .toml file"
+        hint = (
+            f"did you mean {guess}?"
+            if guess
+            else f"shipped ones are {', '.join(known)}, or give a .toml file"
+        )
         raise ConfigError(f'--hardware: there is no profile "{name}"; {hint}')
     return _read(path)
 
@@ -122,7 +126,13 @@ def _check(path: Path, hardware: Hardware) -> None:
         for key, value in msgspec.structs.asdict(getattr(hardware, section)).items():
             if not 0 <= value < float("inf"):
                 raise ConfigError(f"{path}: {section}.{key} = {value}: must be at least 0 and finite")
-    for key in ("gpus", "decode_fixed_seconds", "prefill_chunk_tokens", "kv_capacity_tokens", "kv_bytes_per_token"):
+    for key in (
+        "gpus",
+        "decode_fixed_seconds",
+        "prefill_chunk_tokens",
+        "kv_capacity_tokens",
+        "kv_bytes_per_token",
+    ):
         if getattr(hardware.worker, key) <= 0:
             raise ConfigError(f"{path}: worker.{key} = 0: must be greater than 0")
     if hardware.worker.kv_bandwidth_bytes_per_s <= 0:

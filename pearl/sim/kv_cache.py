@@ -15,7 +15,7 @@ class KvCache:
         self._prompts: dict[int, int] = {}  # prompt -> trajectories here that hold it
 
     def claim(self, trajectory: int, prompt: int, prompt_tokens: int, context_tokens: int) -> int:
-        """A sequence begins to run. Returns how many tokens of its context need no prefill; at least one always does."""
+        """A sequence begins to run. Returns how many tokens of its context need no prefill, never all of them."""
         kept = self._kept.pop(trajectory, None)
         hit = 0
         if kept is not None:

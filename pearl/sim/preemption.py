@@ -56,19 +56,17 @@ class Preemption:
 
     def _arrive(self, event: TraceEvent) -> None:
         gpus = [GpuId(gpu) for gpu in event.gpus] or self._absent[-event.count :][::-1]
-        gpus = [gpu for gpu in gpus if gpu in self._absent]
-        for gpu in gpus:
-            self._absent.remove(gpu)
-            self._present.append(gpu)
+        gpus = [gpu for gpu in gpus if gpu not in self._present]
+        self._present.extend(gpus)
+        self._absent = [gpu for gpu in self._absent if gpu not in gpus]
         if gpus:
             self._post(events.GpusArrived(tuple(gpus)))
 
     def _reclaim(self, event: TraceEvent) -> None:
         gpus = [GpuId(gpu) for gpu in event.gpus] or self._present[-event.count :][::-1]
         gpus = [gpu for gpu in gpus if gpu in self._present]
-        for gpu in gpus:
-            self._present.remove(gpu)
-            self._absent.append(gpu)
+        self._present = [gpu for gpu in self._present if gpu not in gpus]
+        self._absent.extend(gpus)
         if gpus:
             self._post(events.GpusReclaimed(tuple(gpus), event.grace_s, "the trace"))
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from pearl.sim.clock import Action, VirtualClock
-from pearl.sim.engine import Progress, Engine, Request
+from pearl.sim.engine import Engine, Progress, Request
 from pearl.sim.environments import Environments
 from pearl.sim.hardware import Hardware
 from pearl.sim.streams import stream
@@ -23,7 +23,18 @@ TALLY_PERIOD_S = 5.0
 class Worker:
     """One life of a slot. ``life`` changes when what was under way is void."""
 
-    __slots__ = ("begin_s", "engine", "gpus", "incarnation", "life", "role", "sampled", "slot", "tallied_s", "version")
+    __slots__ = (
+        "begin_s",
+        "engine",
+        "gpus",
+        "incarnation",
+        "life",
+        "role",
+        "sampled",
+        "slot",
+        "tallied_s",
+        "version",
+    )
 
     def __init__(self, command: commands.StartWorker, begin_s: float) -> None:
         self.slot = command.slot
@@ -84,10 +95,10 @@ class RolloutPool:
         frame_tokens = int(FRAME_SECONDS / self._hardware.worker.decode_fixed_seconds)
         deltas, lost = [], 0
         for one in worker.engine.progress():
-            late = min(one.count, frame_tokens)
+            late = min(one.made, frame_tokens)
             lost += late
-            if one.count > late or one.prefilled_tokens:
-                deltas.append(self._delta(worker, one._replace(count=one.count - late)))
+            if one.made > late or one.prefilled_tokens:
+                deltas.append(self._delta(worker, one._replace(made=one.made - late)))
         if deltas:
             self._post_frame(worker, tuple(deltas))
         return lost
@@ -151,7 +162,7 @@ class RolloutPool:
 
     def _delta(self, worker: Worker, progress: Progress) -> TokenDelta:
         """Also counts its tokens where they are stored."""
-        version, count, request = worker.version, progress.count, progress.request
+        version, count, request = worker.version, progress.made, progress.request
         assert version is not None
         worker.sampled += count
         self._environments.episodes[TrajectoryId(request.trajectory)].tokens += count
@@ -220,9 +231,7 @@ class RolloutPool:
 
     def _released(self, worker: Worker, command: commands.ReleaseWorker) -> None:
         self._account(worker)
-        self._post(
-            events.WorkerReleased(command.op, worker.slot, worker.incarnation, 0, self._costs.release)
-        )
+        self._post(events.WorkerReleased(command.op, worker.slot, worker.incarnation, 0, self._costs.release))
 
     def activate(self, command: commands.ActivateWorker) -> None:
         worker = self._current(command.slot, command.incarnation)

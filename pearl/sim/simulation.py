@@ -44,6 +44,7 @@ class Simulation:
         self.finish: commands.Finish | None = None
         self._sink = sink
         self._pending: deque[AnyEvent] = deque()
+        self._wakeup: float | None = None
         post = self._pending.append
         self.environments = Environments(
             clock,
@@ -62,7 +63,7 @@ class Simulation:
 
     def run(self, horizon_s: float, on_progress: Callable[[float], None] | None = None) -> commands.Finish:
         """Until the run is over or ``horizon_s`` has passed; the rest of a step that was under way is not counted."""
-        self._feed(events.Started((0,), 0, 0, False))
+        self._pending.append(events.Started((0,), 0, 0, False))
         self.preemption.begin()
         self._drain()
         clock, next_report_s = self.clock, 0.0
@@ -77,12 +78,12 @@ class Simulation:
 
     def _step(self, horizon_s: float) -> bool:
         """Let the next thing happen; False when nothing does before the horizon."""
-        due, wakeup = self.clock.next_time(), self.core.next_wakeup()
+        due, wakeup = self.clock.next_time(), self._wakeup
         if wakeup is not None and (due is None or wakeup < due):
             if wakeup >= horizon_s:
                 return False
             self.clock.now = max(self.clock.now, wakeup)
-            self._feed(events.Tick())
+            self._pending.append(events.Tick())
         elif due is None or due >= horizon_s:
             return False
         else:
@@ -93,6 +94,8 @@ class Simulation:
     def _drain(self) -> None:
         while self._pending and self.finish is None:
             self._feed(self._pending.popleft())
+            if not self._pending:
+                self._wakeup = self.core.next_wakeup()  # changes with events only
 
     def _feed(self, event: AnyEvent) -> None:
         now = self.clock.now

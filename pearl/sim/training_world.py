@@ -39,9 +39,7 @@ class TrainingWorld:
 
     def train(self, command: commands.Train) -> None:
         tokens = sum(sample.tokens for sample in command.samples)
-        seconds = (
-            self._speed.fixed_seconds + self._speed.gpu_seconds_per_token * tokens / self._num_gpus
-        )
+        seconds = self._speed.fixed_seconds + self._speed.gpu_seconds_per_token * tokens / self._num_gpus
         self.trained.append((command.step, tuple(sample.trajectory for sample in command.samples)))
         version = Version(self._lineage, command.step + 1)
         finished = events.TrainFinished(

@@ -95,7 +95,9 @@ class Resampled:
         rng = stream(self._seed, "trajectory", trajectory)
         count = len(recording.turns)
         wanted = max(1, round(count * lognormal_mean_one(rng, self._jitter.turns)))
-        turns = tuple(self._turn(recording, i if wanted == count else i * count // wanted, rng) for i in range(wanted))
+        turns = tuple(
+            self._turn(recording, i if wanted == count else i * count // wanted, rng) for i in range(wanted)
+        )
         return Script(recording.prompt_tokens, self._latency.reset, turns)
 
     def _turn(self, recording: Recording, index: int, rng: random.Random) -> ScriptedTurn:
