@@ -94,6 +94,8 @@ class Coordinator:
                 self._on_worker_lost(event, now)
             case events.WorkerReleased():
                 return self._counted(self._elastic.lives.on_released(event, now))
+            case events.RoleSet():
+                return self._counted(self._elastic.roles.on_role_set(event, now))
             case events.GpusArrived():
                 self._elastic.on_arrived(event, now)
             case events.GpusReclaimed():

@@ -5,11 +5,10 @@ Expanding is deferrable: joiners start while the rest serves, take the newest we
 admitted together; if one of them fails, none of them was ever there.
 """
 
-from collections.abc import Iterable
-
 import msgspec
 
 from pearl.elastic.gate import ExpansionGate
+from pearl.elastic.roles import report_plan
 from pearl.elastic.worker_lives import WorkerLives
 from pearl.state.commands import ReturnGpus
 from pearl.state.config import Config
@@ -113,7 +112,7 @@ class ClusterRebuilder:
         leavers = self._leavers()
         fresh = [row.slot for row in leavers if row.condition not in ("leaving", "stopping")]
         if fresh:
-            self.report_plan(Plan(remove=tuple(fresh)), "mandatory", "reclaimed", now)
+            report_plan(self._effects, Plan(remove=tuple(fresh)), "mandatory", "reclaimed", now)
         if self.state.expansion is not None and set(fresh) & set(self.state.expansion.slots):
             self._cancel("one of its GPUs was reclaimed", now)
         for row in leavers:
@@ -127,9 +126,11 @@ class ClusterRebuilder:
             return
         if self._is_sudden(row):
             self._lives.stop(row, "its GPUs are gone", now)
-        elif row.condition in STOPPABLE or (row.condition in ("serving", "updating") and not row.running):
+        elif row.condition in STOPPABLE or (
+            row.condition in ("serving", "updating", "switching") and not row.running
+        ):
             self._lives.dismiss(row, "reclaimed", max(0.0, left_s), now)
-        elif row.condition in ("serving", "updating") and left_s > 0:
+        elif row.condition in ("serving", "updating", "switching") and left_s > 0:
             self._lives.leave(row, "reclaimed", now)
         elif row.condition == "leaving" and not row.running:
             self._lives.dismiss(row, "reclaimed", max(0.0, left_s), now)
@@ -173,7 +174,7 @@ class ClusterRebuilder:
             return
         if expansion.ready_s is None and all(row.condition != "starting" for row in rows):
             expansion.ready_s = now
-        if version is not None and all(row.condition == "proven" and row.version == version for row in rows):
+        if version is not None and all(_is_admissible(row, version) for row in rows):
             self._admit(expansion, rows, now)
 
     def expand(self, plan: Plan, now: float) -> None:
@@ -181,7 +182,7 @@ class ClusterRebuilder:
         assert self.state.expansion is None, "at most one optional plan at once"
         slots = [assignment.slot for assignment in plan.add]
         self.state.expansion = Expansion(slots, now)
-        self.report_plan(plan, "optional", "arrived", now)
+        report_plan(self._effects, plan, "optional", "arrived", now)
         for slot in slots:
             self._lives.start(self._table.rows[slot], now)
 
@@ -241,17 +242,6 @@ class ClusterRebuilder:
         ]
         return min(times, default=None)
 
-    def report_plan(self, plan: Plan, urgency: str, reason: str, now: float) -> None:
-        self._effects.report(
-            "plan",
-            now,
-            urgency=urgency,
-            add=_names(f"{a.slot}:{a.role}" for a in plan.add),
-            remove=_names(str(slot) for slot in plan.remove),
-            rebind=_names(f"{a.slot}:{a.role}" for a in plan.rebind),
-            reason=reason,
-        )
 
-
-def _names(words: Iterable[str]) -> str:
-    return " ".join(words)
+def _is_admissible(row: WorkerRow, version: Version) -> bool:
+    return row.condition == "proven" and row.version == version and row.role == row.wanted_role

@@ -223,8 +223,13 @@ def _keeps_roles(current: Allocation, target: Allocation) -> bool:
     """Whether workers only join or only leave on the way: every role gains, or every role loses."""
     if not _is_pure(current) or current.is_colocated != target.is_colocated:
         return False
-    pairs = list(zip(_counts(current), _counts(target), strict=True))
-    return all(now <= then for now, then in pairs) or all(now >= then for now, then in pairs)
+    return _fits(current, target) or _fits(target, current)
+
+
+def _fits(small: Allocation, large: Allocation) -> bool:
+    return (
+        small.prefill <= large.prefill and small.decode <= large.decode and small.colocated <= large.colocated
+    )
 
 
 def _is_pure(allocation: Allocation) -> bool:
@@ -237,10 +242,6 @@ def _is_whole(allocation: Allocation) -> bool:
     return _is_pure(allocation) and (
         allocation.is_colocated or min(allocation.prefill, allocation.decode) > 0
     )
-
-
-def _counts(allocation: Allocation) -> tuple[int, int, int]:
-    return allocation.prefill, allocation.decode, allocation.colocated
 
 
 def _preference(candidate: Candidate) -> tuple[float, bool, int]:

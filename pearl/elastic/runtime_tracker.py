@@ -1,7 +1,8 @@
 """Measures what decisions are computed from (paper §4.1, §4.3.2): the workload of a batch and the platform's speed.
 
 Fed with every engine frame's iteration sums and, when a step's batch is complete, with its trajectories. Averages move
-from step to step; a fit that cannot be physical is refused and the last good one stays.
+slowly within the noise that they have seen and jump when a step is far outside of it, so that noise moves no decision
+and a change of the workload moves it at once. A fit that cannot be physical is refused and the last good one stays.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,13 @@ from pearl.state.config import Config
 from pearl.state.plan import Allocation, Role
 from pearl.state.profile import IterationSums, Platform, Profile, Workload
 
+DAMPING = 3.0
+"""Within the noise an average moves by a third of ``smoothing``: 5 % of noise a step then leaves 1.2 % in the average,
+well below the thresholds of a switch."""
+JUMP_DEVIATIONS = 6.0
+"""A step this many mean absolute deviations off is a change: for Gaussian noise, one step in a million."""
+JUMP_RATIO = 0.1
+"""And at least by this part, since a deviation that was never seen to vary would jump at anything."""
 MAX_BUBBLE_RATIO = 1e6
 """For a batch in which next to nothing was generated: theta stays a finite number."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
@@ -66,6 +74,8 @@ class Averages(msgspec.Struct, frozen=True):
 
 class TrackerState(msgspec.Struct):
     averages: Averages | None = None
+    deviations: Averages | None = None  # mean absolute ones, of a step from the averages
+    num_steps: int = 0  # behind the averages
     serving: IterationSums = NOTHING  # of finished steps, fading; colocated and decode workers
     prefilling: IterationSums = NOTHING
     new_serving: IterationSums = NOTHING  # since the last step
@@ -74,7 +84,7 @@ class TrackerState(msgspec.Struct):
     decode_seconds_per_seq: float | None = None
     prefill_seconds_per_token: float | None = None
     overhead_seconds: float = 0.0  # T_over before it is clipped, so that noise does not bias it
-    overhead_known: bool = False
+    num_overheads: int = 0  # steps behind it
     refusal: str = ""  # why the newest fit is not used; "" when it is
 
 
@@ -125,13 +135,25 @@ class RuntimeTracker:
             allocation: that served all of it; None when it changed on the way.
         """
         samples = [sample for sample in samples if sample.turns]
-        if samples:
-            newest = measure(samples)
-            old = self._state.averages
-            self._state.averages = newest if old is None else _blend(old, newest, self._smoothing)
+        newest = measure(samples) if samples else None
+        if newest is not None:
+            self._average(newest)
         self._refit()
-        if makespan_s is not None and allocation is not None and allocation.colocated > 0:
-            self._fit_overhead(makespan_s, allocation)
+        if newest is not None and makespan_s is not None and allocation is not None and allocation.colocated:
+            self._fit_overhead(newest, makespan_s, allocation)
+
+    def _average(self, newest: Averages) -> None:
+        """The first steps count alike, later ones as ``_follow`` has it."""
+        state = self._state
+        state.num_steps += 1
+        if state.averages is None or state.deviations is None:
+            state.averages, state.deviations = newest, Averages(*[0.0] * len(Averages.__struct_fields__))
+            return
+        weight = max(self._smoothing / DAMPING, 1.0 / state.num_steps)
+        triples = zip(*map(msgspec.structs.astuple, (state.averages, state.deviations, newest)), strict=True)
+        followed = [_follow(*triple, weight, settled=state.num_steps > 3) for triple in triples]
+        state.averages = Averages(*(average for average, _ in followed))
+        state.deviations = Averages(*(deviation for _, deviation in followed))
 
     def _refit(self) -> None:
         state, keep = self._state, 1.0 - self._smoothing
@@ -153,23 +175,24 @@ class RuntimeTracker:
             if value is not None:
                 setattr(state, name, value)
 
-    def _fit_overhead(self, makespan_s: float, allocation: Allocation) -> None:
-        """T_over: what a colocated step took beyond Eq. 1 without it, a turn."""
-        state, profile = self._state, self._profile(overhead_seconds=0.0)
+    def _fit_overhead(self, newest: Averages, makespan_s: float, allocation: Allocation) -> None:
+        """T_over: what a colocated step took beyond Eq. 1 without it, a turn. It begins as if a step had had none: a
+        first noisy step is no reason to leave colocation."""
+        state, profile = self._state, self._profile(newest, overhead_seconds=0.0)
         if profile is None:
             return
         predicted = closed_form(profile, Allocation(colocated=allocation.colocated)).seconds
         residual = (makespan_s - predicted) / profile.workload.num_turns
-        weight = self._smoothing if state.overhead_known else 1.0
+        state.num_overheads += 1
+        weight = max(self._smoothing / DAMPING, 1.0 / (state.num_overheads + 1))
         state.overhead_seconds += weight * (residual - state.overhead_seconds)
-        state.overhead_known = True
 
     def profile(self) -> Profile | None:
         """None until a batch and the platform's three coefficients have been measured."""
-        return self._profile(max(0.0, self._state.overhead_seconds))
+        return self._profile(self._state.averages, max(0.0, self._state.overhead_seconds))
 
-    def _profile(self, overhead_seconds: float) -> Profile | None:
-        state, averages = self._state, self._state.averages
+    def _profile(self, averages: Averages | None, overhead_seconds: float) -> Profile | None:
+        state = self._state
         fixed, per_seq = state.decode_fixed_seconds, state.decode_seconds_per_seq
         per_token = state.prefill_seconds_per_token
         if averages is None or fixed is None or per_seq is None or per_token is None:
@@ -226,6 +249,11 @@ def _workload(averages: Averages, batch_size: int) -> Workload:
     )
 
 
-def _blend(old: Averages, newest: Averages, weight: float) -> Averages:
-    pairs = zip(msgspec.structs.astuple(old), msgspec.structs.astuple(newest), strict=True)
-    return Averages(*(before + weight * (now - before) for before, now in pairs))
+def _follow(
+    average: float, deviation: float, value: float, weight: float, *, settled: bool
+) -> tuple[float, float]:
+    """The next average and its mean absolute deviation."""
+    error = abs(value - average)
+    if settled and error > JUMP_DEVIATIONS * deviation and error > JUMP_RATIO * abs(average):
+        return value, deviation
+    return average + weight * (value - average), deviation + weight * (error - deviation)

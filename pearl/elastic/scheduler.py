@@ -10,6 +10,7 @@ import msgspec
 
 from pearl.elastic.cluster_rebuilder import ClusterRebuilder, ClusterState
 from pearl.elastic.gate import ExpansionGate, GateState, LendingGate, Verdict, best_seconds, smooth
+from pearl.elastic.roles import RoleManager, RoleState, report_plan
 from pearl.elastic.runtime_tracker import RuntimeTracker, TrackerState, TrajectorySample, platform_priors
 from pearl.elastic.toggle_manager import ToggleManager, ToggleState
 from pearl.elastic.worker_lives import Target, WorkerLives
@@ -19,7 +20,6 @@ from pearl.state.counters import Counters
 from pearl.state.effects import Effects
 from pearl.state.ids import GpuId, Slot
 from pearl.state.leases import GpuRow, Leases
-from pearl.state.plan import Assignment, Plan
 from pearl.state.profile import IterationSums
 from pearl.state.trainer import TrainerState
 from pearl.state.worker_table import WorkerRow, WorkerTable
@@ -31,6 +31,7 @@ class ElasticState(msgspec.Struct):
     toggle: ToggleState = msgspec.field(default_factory=ToggleState)
     gate: GateState = msgspec.field(default_factory=GateState)
     tracker: TrackerState = msgspec.field(default_factory=TrackerState)
+    roles: RoleState = msgspec.field(default_factory=RoleState)
     step_s: float | None = None  # moving average
 
 
@@ -67,6 +68,7 @@ class ElasticScheduler:
         self._lending_gate = LendingGate(state.gate, elastic)
         self._expansion_gate = ExpansionGate(state.gate, elastic)
         self.lives = WorkerLives(table, leases, config, effects)
+        self.roles = RoleManager(state.roles, table, self.lives, self.tracker, config, counters, effects)
         self.rebuilder = ClusterRebuilder(
             state.cluster, table, leases, self.lives, self._expansion_gate, config, counters, effects
         )
@@ -164,17 +166,21 @@ class ElasticScheduler:
         self.rebuilder.advance(version, now)
         self.toggle.advance(demand.training_waits, version, now)
         self.lives.bring_up_to_date(published, now)
+        self.roles.advance(self._trainer.step, demand.steps_left, self._joining(), now)
         self._admit(now)
         self._lend(demand, now)
         self._expand(demand, now)
 
     def _admit(self, now: float) -> None:
-        """Those that come back one by one: a group of joiners is the rebuilder's."""
-        expansion = self.rebuilder.state.expansion
-        group = set() if expansion is None else set(expansion.slots)
+        """Those that come back one by one, and groups whose waiting is over."""
+        group = self._joining()
         for row in self._table.rows.values():
-            if row.condition == "proven" and row.slot not in group:
+            if row.condition == "proven" and row.role == row.wanted_role and row.slot not in group:
                 self.lives.admit(row, now)
+
+    def _joining(self) -> list[Slot]:
+        expansion = self.rebuilder.state.expansion
+        return self.toggle.waking() + ([] if expansion is None else expansion.slots)
 
     def _lend(self, demand: Demand, now: float) -> None:
         overlap = self.toggle.overlap()
@@ -182,8 +188,8 @@ class ElasticScheduler:
             return
         if self._config.elastic.borrow == "gated" and not self._pays_to_lend(demand, now):
             return
-        add = tuple(Assignment(row.slot, row.role) for row in overlap)
-        self.rebuilder.report_plan(Plan(add=add), "optional", "training idles", now)
+        plan = self.roles.assign(overlap, demand.steps_left, now)
+        report_plan(self._effects, plan, "optional", "training idles", now)
         self.toggle.lend(now)
 
     def _pays_to_lend(self, demand: Demand, now: float) -> bool:
@@ -231,7 +237,7 @@ class ElasticScheduler:
             return
         joiners = self._form_slots(self.rebuilder.free_gpus(now))
         if joiners and self._pays_to_expand(demand, len(joiners), now):
-            self.rebuilder.expand(Plan(add=tuple(Assignment(row.slot, row.role) for row in joiners)), now)
+            self.rebuilder.expand(self.roles.assign(joiners, demand.steps_left, now), now)
 
     def _form_slots(self, free: list[GpuRow]) -> list[WorkerRow]:
         """Bind free GPUs of a host together, as many as a worker needs; a GPU left over waits."""

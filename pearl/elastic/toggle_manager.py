@@ -16,7 +16,7 @@ from pearl.state.commands import OffloadTraining, RestoreTraining
 from pearl.state.config import Config
 from pearl.state.counters import Counters
 from pearl.state.effects import Effects
-from pearl.state.ids import GpuId, OpId
+from pearl.state.ids import GpuId, OpId, Slot
 from pearl.state.leases import TRAINING, Leases
 from pearl.state.trainer import TrainerState
 from pearl.state.weights import Version
@@ -87,6 +87,12 @@ class ToggleManager:
         for row in self.overlap():
             self._lives.start(row, now)
 
+    def waking(self) -> list[Slot]:
+        """Overlap workers that are admitted together, once none of them is on its way any more."""
+        if self.state.phase != "lent" or self.state.is_woken:
+            return []
+        return [row.slot for row in self.overlap() if row.condition in ("activating", "proven", "switching")]
+
     # lending
 
     def lend(self, now: float) -> None:
@@ -151,14 +157,14 @@ class ToggleManager:
                     self._lives.activate(row, version, now)
                 elif row.condition == "gone" and len(row.losses) <= self._config.runtime.max_restarts:
                     self._lives.start(row, now)
-        if not state.is_woken and all(row.condition in ("serving", "gone", "asleep") for row in rows):
+        if not state.is_woken and not any(_is_waking(row) for row in rows):
             state.is_woken = state.has_served = True
             state.activation_s = now - state.borrow_began_s
             self._gate.on_activated(state.activation_s)
             state.activations_s += state.activation_s
             state.num_activations += 1
             self._counters.activation_seconds_mean = state.activations_s / state.num_activations
-            serving = sum(row.condition == "serving" for row in rows)
+            serving = sum(row.condition == "proven" for row in rows)
             self._effects.report(
                 "handoff",
                 now,
@@ -177,7 +183,9 @@ class ToggleManager:
     def _let_go(self, now: float) -> None:
         rows = self.overlap()
         for row in rows:
-            if row.condition in ("ready", "updating", "proven", "serving", "activating"):
+            if row.condition == "switching" and row.op:
+                continue  # its answer is on the way; a worker amid two requests is in doubt
+            if row.condition in ("ready", "updating", "proven", "serving", "switching", "activating"):
                 self._lives.release(row, now)
             elif row.condition == "starting" and self.state.was_lent:
                 self._lives.dismiss(row, "training needs its GPUs", 0.0, now)
@@ -227,3 +235,8 @@ class ToggleManager:
             reason="",
             **told,
         )
+
+
+def _is_waking(row: WorkerRow) -> bool:
+    is_turning = row.condition == "proven" and row.role != row.wanted_role
+    return row.condition in ("activating", "switching") or is_turning

@@ -11,6 +11,7 @@ from pearl.state.commands import (
     ActivateWorker,
     Interrupt,
     ReleaseWorker,
+    SetRole,
     StartWorker,
     StopWorker,
     UpdateWeights,
@@ -54,6 +55,7 @@ class WorkerLives:
         row.host, row.pid = "", 0
         row.streamed_tokens = row.errors = row.failed_updates = 0
         row.dismissed = False
+        row.role = "colocated"
         row.op = self._effects.new_op()
         self._move(row, "starting", now)
         self._effects.emit(StartWorker(row.op, row.slot, row.incarnation, row.role, row.gpus))
@@ -75,6 +77,19 @@ class WorkerLives:
 
     def admit(self, row: WorkerRow, now: float) -> None:
         self._move(row, "serving", now)
+
+    def cut(self, row: WorkerRow, now: float) -> None:
+        """No new requests: it finishes what it has before it changes its role."""
+        row.op = OpId(0)
+        self._move(row, "switching", now)
+
+    def set_role(self, row: WorkerRow, now: float) -> None:
+        """Of a worker that is not routable and has nothing to do."""
+        row.op = self._effects.new_op()
+        row.role = row.wanted_role
+        if row.condition != "switching":
+            self._move(row, "switching", now)
+        self._effects.emit(SetRole(row.op, row.slot, row.incarnation, row.role))
 
     def release(self, row: WorkerRow, now: float) -> None:
         """Cut it from routing and have it let go of its memory."""
@@ -163,6 +178,14 @@ class WorkerLives:
         else:  # superseded, or its source died: not the worker's fault
             row.version = None
             self._move(row, "ready", now, event.reason)
+        return True
+
+    def on_role_set(self, event: events.RoleSet, now: float) -> bool:
+        row = self._awaited(event.op, event.slot, event.incarnation)
+        if row is None or row.condition != "switching":
+            return False
+        row.op = OpId(0)
+        self._table.move(row, "proven")
         return True
 
     def on_released(self, event: events.WorkerReleased, now: float) -> bool:

@@ -64,6 +64,8 @@ class Generate(Command, frozen=True):
     context_tokens: int
     max_new_tokens: int
     greedy: bool
+    prefill_slot: Slot | None = None  # of a pair: that worker prefills, ``slot`` decodes
+    prefill_incarnation: Incarnation = Incarnation(0)
 
 
 class Abort(Command, frozen=True):
@@ -237,6 +239,7 @@ AnyCommand = (
     | StartTrainer
     | Train
     | Interrupt
+    | SetRole
     | ReleaseWorker
     | ActivateWorker
     | OffloadTraining

@@ -11,6 +11,7 @@ class Counters(msgspec.Struct):
     tokens_discarded: int = 0  # accepted, then thrown away: restarts and dead lineages
     evaluation_tokens: int = 0
     prefilled_tokens: int = 0
+    reprefilled_tokens: int = 0  # of these, beyond the first time: caches lost, what a decode worker made
     trajectories_trained: int = 0
     trajectories_masked: int = 0
     trajectories_restarted: int = 0
@@ -31,6 +32,9 @@ class Counters(msgspec.Struct):
     expansions_cancelled: int = 0
     activation_seconds_mean: float = 0.0  # from the decision to lend until the workers serve
     deactivation_seconds_mean: float = 0.0  # from the decision to return until training can go on
+    mode_switches: int = 0  # between colocated and disaggregated
+    ratio_switches: int = 0  # of workers between prefill and decode
+    role_changes: int = 0  # workers that a plan had change their role
     tokens_lost_planned: int = 0  # of workers that left within their grace
     trainers_lost: int = 0
     stale_events: int = 0

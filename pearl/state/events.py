@@ -212,6 +212,7 @@ AnyEvent = (
     | GpusReclaimed
     | HostLost
     | WorkerReleased
+    | RoleSet
     | TrainingOffloaded
     | TrainingRestored
 )

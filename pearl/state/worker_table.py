@@ -23,12 +23,14 @@ Condition = Literal[
     "releasing",
     "asleep",
     "activating",
+    "switching",
     "stopping",
 ]
 """gone: no process; starting: process coming up; ready: up, without proven weights; updating: taking weights;
 proven: has them, waits for the group it is admitted with; serving: proven and routable; leaving: cut from routing,
 its attempts are being interrupted; releasing: letting go of its device memory; asleep: process without device memory;
-activating: taking memory and weights again; stopping: being ended."""
+activating: taking memory and weights again; switching: finishes what it has, then changes its role; stopping: being
+ended."""
 Activity = Literal["active", "transitioning", "inactive"]
 Zone = Literal["dedicated", "overlap"]
 
@@ -40,12 +42,13 @@ _NEXT: dict[Condition, tuple[Condition, ...]] = {
     "ready": ("updating", "releasing", "stopping", "gone"),
     # updating -> ready: the update failed and left it without proven weights
     "updating": ("proven", "ready", "leaving", "releasing", "stopping", "gone"),
-    "proven": ("serving", "updating", "releasing", "stopping", "gone"),
-    "serving": ("updating", "leaving", "releasing", "stopping", "gone"),
+    "proven": ("serving", "updating", "switching", "releasing", "stopping", "gone"),
+    "serving": ("updating", "switching", "leaving", "releasing", "stopping", "gone"),
     "leaving": ("stopping", "gone"),
     "releasing": ("asleep", "stopping", "gone"),
     "asleep": ("activating", "stopping", "gone"),
     "activating": ("proven", "releasing", "stopping", "gone"),
+    "switching": ("proven", "leaving", "releasing", "stopping", "gone"),
     "stopping": ("gone",),
 }
 TRANSITIONS: frozenset[tuple[Condition, Condition]] = frozenset(
@@ -57,6 +60,7 @@ class WorkerRow(msgspec.Struct):
     slot: Slot
     gpus: tuple[GpuId, ...]
     role: Role = "colocated"
+    wanted_role: Role = "colocated"  # by the newest plan
     zone: Zone = "dedicated"
     condition: Condition = "gone"
     incarnation: Incarnation = Incarnation(0)
@@ -65,7 +69,8 @@ class WorkerRow(msgspec.Struct):
     op: OpId = OpId(0)  # the awaited start or update; 0 = none
     host: str = ""
     pid: int = 0
-    running: int = 0  # attempts sent and not finished
+    running: int = 0  # attempts, or halves of them, sent and not finished
+    reserved_tokens: int = 0  # of KV that they may come to need
     streamed_tokens: int = 0  # accepted from this incarnation
     errors: int = 0  # failed attempts in a row
     failed_updates: int = 0  # in a row

@@ -1,0 +1,162 @@
+"""Who prefills, who decodes, who does both: decides again whenever workers or the workload have changed, and has only
+the workers switch that the plan names (paper §4.3.2, §4.4.2).
+
+Switching is rolling: a worker is cut from routing, finishes what it has, and serves in its new role; at least one
+complete serving path stays while any can. A worker that comes up is in its role before it is admitted.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from pearl.elastic.decision_engine import Decision, SwitchCost, decide
+from pearl.elastic.gate import smooth
+from pearl.elastic.orchestration import make_plan
+from pearl.elastic.runtime_tracker import RuntimeTracker
+from pearl.elastic.worker_lives import WorkerLives
+from pearl.state import events
+from pearl.state.config import Config
+from pearl.state.counters import Counters
+from pearl.state.effects import Effects
+from pearl.state.ids import Slot
+from pearl.state.plan import Allocation, Plan
+from pearl.state.worker_table import WorkerRow, WorkerTable
+
+SHOWN_CANDIDATES = 64
+ACTIVE = ("serving", "updating", "proven", "switching")
+
+
+class RoleState(msgspec.Struct):
+    decided_for: tuple[int, tuple[Slot, ...]] = (-1, ())  # step and active workers of the newest decision
+    switch_s: float | None = None  # moving average of a worker's switch
+
+
+class RoleManager:
+    def __init__(
+        self,
+        state: RoleState,
+        table: WorkerTable,
+        lives: WorkerLives,
+        tracker: RuntimeTracker,
+        config: Config,
+        counters: Counters,
+        effects: Effects,
+    ) -> None:
+        self._state = state
+        self._table = table
+        self._lives = lives
+        self._tracker = tracker
+        self._config = config
+        self._counters = counters
+        self._effects = effects
+
+    @property
+    def is_settled(self) -> bool:
+        """Every worker is colocated for good: there is nothing to decide."""
+        return self._config.elastic.pd == "colocated"
+
+    def active(self) -> list[WorkerRow]:
+        return [row for row in self._table.rows.values() if row.condition in ACTIVE]
+
+    def advance(self, step: int, steps_left: int, joining: Iterable[Slot], now: float) -> None:
+        """Decide when something has changed, and go on switching. ``joining`` are not admitted yet."""
+        if self.is_settled:
+            return
+        held = set(joining)
+        rows = [row for row in self.active() if row.slot not in held]
+        key = (step, tuple(row.slot for row in rows))
+        if rows and key != self._state.decided_for:
+            self._state.decided_for = key
+            self._decide(rows, steps_left, now)
+        self._switch(now)
+
+    def assign(self, joiners: Sequence[WorkerRow], steps_left: int, now: float) -> Plan:
+        """The plan that takes the joiners in, each with its role; survivors switch once the joiners are there."""
+        current = {row.slot: row.wanted_role for row in self.active()}
+        target = Allocation(colocated=len(current) + len(joiners))
+        if not self.is_settled:
+            target = self._ask(len(current) + len(joiners), steps_left, now).target
+        plan = make_plan(current, (), [row.slot for row in joiners], target)
+        for assignment in plan.add:
+            self._table.rows[assignment.slot].wanted_role = assignment.role
+        return plan
+
+    def _decide(self, rows: list[WorkerRow], steps_left: int, now: float) -> None:
+        decision = self._ask(len(rows), steps_left, now)
+        self._counters.mode_switches += decision.switch == "mode"
+        self._counters.ratio_switches += decision.switch == "ratio"
+        plan = make_plan({row.slot: row.wanted_role for row in rows}, (), (), decision.target)
+        for assignment in plan.rebind:
+            self._table.rows[assignment.slot].wanted_role = assignment.role
+        self._counters.role_changes += len(plan.rebind)
+        if plan.rebind:
+            report_plan(
+                self._effects, plan, "mandatory" if decision.forced else "optional", decision.reason, now
+            )
+
+    def _ask(self, num_workers: int, steps_left: int, now: float) -> Decision:
+        config = self._config.elastic
+        cost = SwitchCost(self._state.switch_s or 0.0, max(1.0, float(steps_left)))
+        current = self._allocation(self.active())
+        decision = decide(self._tracker.profile(), num_workers, current, config, cost)
+        best = sorted(decision.candidates, key=lambda candidate: candidate.seconds)[:SHOWN_CANDIDATES]
+        self._effects.report(
+            "decision",
+            now,
+            workers=num_workers,
+            current=str(current),
+            target=str(decision.target),
+            predicted_s=decision.seconds,
+            switch=decision.switch,
+            forced=decision.forced,
+            reason=decision.reason,
+            candidates=" ".join(f"{c.allocation}={c.seconds:.4g}{'' if c.feasible else '!'}" for c in best),
+        )
+        return decision
+
+    @staticmethod
+    def _allocation(rows: list[WorkerRow]) -> Allocation:
+        roles = [row.wanted_role for row in rows]
+        return Allocation(roles.count("prefill"), roles.count("decode"), roles.count("colocated"))
+
+    # switching
+
+    def _switch(self, now: float) -> None:
+        for row in self.active():
+            is_wrong = row.role != row.wanted_role
+            is_due = (row.condition == "switching" and not row.op) or (row.condition == "proven" and is_wrong)
+            if is_due and not row.running:
+                self._lives.set_role(row, now)
+            elif row.condition == "serving" and is_wrong and self._may_leave(row):
+                self._lives.cut(row, now)
+
+    def _may_leave(self, row: WorkerRow) -> bool:
+        rest = [other for other in self._table.serving() if other is not row]
+        if has_path(rest):
+            return True
+        coming = [r for r in self.active() if r.condition != "serving"]
+        return not coming  # nothing to wait for: this switch is what makes the new path
+
+    def on_role_set(self, event: events.RoleSet, now: float) -> bool:
+        if not self._lives.on_role_set(event, now):
+            return False
+        self._state.switch_s = smooth(self._state.switch_s, event.seconds, self._config.elastic.smoothing)
+        return True
+
+
+def has_path(rows: Sequence[WorkerRow]) -> bool:
+    """Whether these workers can serve a request from its prompt to its end."""
+    roles = {row.role for row in rows}
+    return "colocated" in roles or {"prefill", "decode"} <= roles
+
+
+def report_plan(effects: Effects, plan: Plan, urgency: str, reason: str, now: float) -> None:
+    effects.report(
+        "plan",
+        now,
+        urgency=urgency,
+        add=" ".join(f"{a.slot}:{a.role}" for a in plan.add),
+        remove=" ".join(str(slot) for slot in plan.remove),
+        rebind=" ".join(f"{a.slot}:{a.role}" for a in plan.rebind),
+        reason=reason,
+    )
