@@ -5,20 +5,30 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from pearl.report import timeline
+from pearl.report import marks, timeline
 from pearl.report.reading import Line, RunData
 
 Figure = Any  # plotly ships no types
 
 BLUE, ORANGE, GREEN, GREY, RED = "#2563a8", "#d97a1e", "#2d8659", "#8a8f98", "#b3261e"
+INK = "#1c2128"
 STATE_COLOURS = {
+    "GPU there": "#eef4ea",
+    "GPU reclaimed": "#fbe3d0",
     "starting": "#c9ced6",
     "waiting for weights": "#dfe3e8",
-    "stopping": "#d9b3af",
+    "waiting for the others": "#cdd9e8",
     "updating": "#e9b64a",
-    "idle": "#dfe3e8",
+    "activating": "#f0cf86",
+    "releasing": "#d9a5a0",
+    "leaving": "#d9a5a0",
+    "stopping": "#d9b3af",
     "transitioning": "#e9b64a",
+    "training idle": "#d5e6dc",
     "training": GREEN,
+    "offloading": "#a3c9b2",
+    "restoring": "#a3c9b2",
+    "lent": "#f3efe2",
     "active (colocated)": BLUE,
     "active (prefill)": "#7b52ab",
     "active (decode)": "#2a9d9d",
@@ -84,44 +94,67 @@ def logprob_gap(run: RunData) -> Figure | None:
 
 
 def workers(run: RunData) -> Figure | None:
-    """Rows of slots and the training world; a bar a state, a tick a new version, a cross a loss."""
-    bars = timeline.bars(run)
-    if not bars:
+    """Rows of GPUs (of workers, where GPUs are not known): a bar a state, a mark for all that came and went.
+
+    A GPU that is there is a pale band; on it, what training does is wider than what a rollout worker does.
+    """
+    layers = (
+        (timeline.presence_bars(run), 0.9),
+        (timeline.training_bars(run), 0.66),
+        (timeline.bars(run), 0.42),
+    )
+    if not any(bars for bars, _ in layers):
         return None
     figure = _figure("Workers and training over time", "seconds since the run began", "")
-    for state in dict.fromkeys(bar.state for bar in bars):
-        _state_trace(figure, [bar for bar in bars if bar.state == state], state)
-    _marks(figure, timeline.version_changes(run), "new weight version", "line-ns-open", "#1c2128")
-    _marks(figure, timeline.losses(run), "lost", "x", RED)
-    names = list(timeline.rows(run))
-    figure.update_yaxes(categoryorder="array", categoryarray=names[::-1])
-    return figure.update_layout(barmode="overlay", height=170 + 44 * len(names))
+    for bars, width in layers:
+        for state in dict.fromkeys(bar.state for bar in bars):
+            _state_trace(figure, [bar for bar in bars if bar.state == state], state, width)
+    for happened, name, symbol, colour in _events(run):
+        _marks(figure, happened, name, symbol, colour)
+    names = timeline.rows(run)
+    figure.update_yaxes(categoryorder="array", categoryarray=names[::-1], automargin=True)
+    return figure.update_layout(barmode="overlay", height=220 + 40 * len(names))
 
 
-def _state_trace(figure: Figure, bars: Sequence[timeline.Bar], state: str) -> None:
+def _events(run: RunData) -> tuple[tuple[Sequence[marks.Mark], str, str, str], ...]:
+    return (
+        (marks.version_changes(run), "new weight version", "line-ns-open", INK),
+        (marks.publications(run), "version published", "diamond-tall", INK),
+        (marks.handoffs(run, "borrow"), "training GPUs lent", "arrow-up", BLUE),
+        (marks.handoffs(run, "return"), "training GPUs returned", "arrow-down", GREEN),
+        (marks.capacity_changes(run, "arrived"), "GPU arrived", "triangle-right", GREEN),
+        (marks.capacity_changes(run, "reclaimed"), "GPU reclaimed", "triangle-left", ORANGE),
+        (marks.capacity_changes(run, "returned"), "GPU given back", "triangle-left-open", ORANGE),
+        (marks.capacity_changes(run, "lost"), "GPU lost", "triangle-left", RED),
+        (marks.stops(run), "stopped", "x-thin-open", GREY),
+        (marks.losses(run), "lost", "x", RED),
+    )
+
+
+def _state_trace(figure: Figure, bars: Sequence[timeline.Bar], state: str, width: float) -> None:
     figure.add_trace(
         go.Bar(
             orientation="h",
             y=[bar.row for bar in bars],
             x=[bar.end_s - bar.start_s for bar in bars],
             base=[bar.start_s for bar in bars],
-            customdata=[(bar.start_s, bar.end_s, bar.version, bar.detail) for bar in bars],
+            customdata=[(bar.start_s, bar.end_s, bar.version or "-", bar.detail) for bar in bars],
             hovertemplate="%{customdata[0]:.2f} to %{customdata[1]:.2f} s<br>version %{customdata[2]}"
             "<br>%{customdata[3]}<extra>" + state + "</extra>",
             name=state,
             marker={"color": STATE_COLOURS.get(state, GREY), "line": {"width": 0}},
-            width=0.6,
+            width=width,
         )
     )
 
 
-def _marks(figure: Figure, marks: Sequence[timeline.Mark], name: str, symbol: str, colour: str) -> None:
-    if marks:
+def _marks(figure: Figure, happened: Sequence[marks.Mark], name: str, symbol: str, colour: str) -> None:
+    if happened:
         figure.add_trace(
             go.Scatter(
-                x=[mark.time_s for mark in marks],
-                y=[mark.row for mark in marks],
-                text=[mark.label for mark in marks],
+                x=[mark.time_s for mark in happened],
+                y=[mark.row for mark in happened],
+                text=[mark.label for mark in happened],
                 hovertemplate="%{x:.2f} s: %{text}<extra>" + name + "</extra>",
                 name=name,
                 mode="markers",

@@ -19,6 +19,10 @@ class RunData(NamedTuple):
     evaluations: list[Line]
     workers: list[Line]
     training: list[Line]
+    gpus: list[Line]  # arrivals, reclaims, returns and losses of preemptible GPUs
+    handoffs: list[Line]  # borrows and returns of the training GPUs, expansions: done, with their seconds
+    plans: list[Line]
+    decisions: list[Line]
     trajectories: list[Line]
     summary: Line  # empty when the run was cut short
     config: str
@@ -36,6 +40,10 @@ def read_run(run_dir: Path) -> RunData:
         evaluations=_last_of_each(_of_type(metrics, "evaluation"), "round"),
         workers=_of_type(metrics, "worker"),
         training=_of_type(metrics, "training"),
+        gpus=_of_type(metrics, "gpus"),
+        handoffs=_of_type(metrics, "handoff"),
+        plans=_of_type(metrics, "plan"),
+        decisions=_of_type(metrics, "decision"),
         trajectories=trajectories,
         summary=read_object(run_dir / "summary.json"),
         config=_read_text(run_dir / "config.toml"),

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from html import escape
 from pathlib import Path
 
-from pearl.report import figures, timeline
+from pearl.report import elasticity, figures, marks
 from pearl.report.page import page, section, table, tile
 from pearl.report.reading import Line, RunData, read_run
 
@@ -40,6 +40,7 @@ def render(run: RunData) -> str:
     body += "".join(f'<div class="plot">{_html(figure)}</div>' for figure in drawn)
     if not drawn:
         body += "<p>Nothing was recorded yet: the run ended before its first event.</p>"
+    body += section("Elasticity", elasticity.tables(run))
     body += section(
         "How the trajectories ended", table(("outcome", "trajectories"), outcomes(run.trajectories))
     )
@@ -65,8 +66,7 @@ def headlines(run: RunData) -> list[tuple[str, str]]:
     ages = [line["max_staleness"] for line in steps if line.get("max_staleness") is not None]
     if ages:
         numbers.append(("largest staleness", str(max(ages))))
-    lost = sum(timeline.state_of(line) == "lost" for line in run.workers)
-    numbers.append(("workers lost", str(run.summary.get("workers_lost", lost))))
+    numbers.append(("workers lost", str(run.summary.get("workers_lost", marks.num_lost(run)))))
     return numbers
 
 

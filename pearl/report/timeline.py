@@ -1,86 +1,85 @@
-"""Who did what when: state changes of workers and of the training world, turned into bars."""
+"""Who did what when: state changes of workers and of the training world as bars.
 
-from collections.abc import Iterable
+A row is a GPU where the run said which GPUs its workers have, else a worker.
+"""
+
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from pearl.report.layout import by_slot, gpus_of, lay_out
 from pearl.report.reading import Line, RunData
 
 STATES = {
-    "starting": "starting",
     "ready": "waiting for weights",
-    "updating": "updating",
+    "proven": "waiting for the others",
     "serving": "active",
-    "active": "active",
-    "stopping": "stopping",
     "gone": "lost",
-    "lost": "lost",
-    "stopped": "stopped",
 }
-"""A worker's event and how the report calls the state it began."""
-GONE = ("lost", "stopped", "inactive")
-"""States without a process: a gap in the row."""
-TRAINING_ROW = "training"
+"""A worker's event and how the report calls the state it began, where the two differ."""
+TRAINING_STATES = {"idle": "training idle"}
+GAPS = ("lost", "stopped", "inactive", "asleep")
+"""States that take nothing of the GPU: a gap in the row."""
 
 
 class Bar(NamedTuple):
     """One row's state from ``start_s`` to ``end_s``."""
 
     row: str
-    state: str  # "active (colocated)", "updating", "lost", ... for workers; the activity for training
+    state: str  # "active (colocated)", "updating", … for workers; the activity for training
     start_s: float
     end_s: float
     version: str
     detail: str
 
 
-class Mark(NamedTuple):
-    row: str
-    time_s: float
-    label: str
+def rows(run: RunData) -> list[str]:
+    return lay_out(run).rows
 
 
 def bars(run: RunData) -> list[Bar]:
-    """In time order within a row."""
-    found = [bar for row, lines in rows(run).items() for bar in _bars_of(row, lines, run.end_s)]
+    """Of workers, in time order within a worker."""
+    layout = lay_out(run)
+    found = [
+        Bar(row, _with_role(state, line), line["time_s"], end_s, version_of(line), _detail(line))
+        for slot, lines in by_slot(run).items()
+        for line, end_s in _spans(lines, run.end_s)
+        if (state := state_of(line)) not in GAPS
+        for row in layout.of_slot(slot)
+    ]
     return [bar for bar in found if bar.end_s > bar.start_s]
 
 
-def rows(run: RunData) -> dict[str, list[Line]]:
-    """Lines of each row, the slots in order and the training world last."""
-    slots = sorted({line["slot"] for line in run.workers if isinstance(line.get("slot"), int)})
-    found = {f"worker {slot}": [line for line in run.workers if line.get("slot") == slot] for slot in slots}
-    if run.training:
-        found[TRAINING_ROW] = run.training
-    return found
-
-
-def losses(run: RunData) -> list[Mark]:
-    """When a worker or the training world was lost, and what was said about it."""
+def training_bars(run: RunData) -> list[Bar]:
+    rows = lay_out(run).training
     return [
-        Mark(row, line["time_s"], str(line.get("reason") or line.get("event") or "lost"))
-        for row, lines in rows(run).items()
-        for line in lines
-        if state_of(line) == "lost"
+        Bar(row, training_state(line), line["time_s"], end_s, version_of(line), _detail(line))
+        for line, end_s in _spans(run.training, run.end_s)
+        if training_state(line) not in GAPS and end_s > line["time_s"]
+        for row in rows
     ]
 
 
-def version_changes(run: RunData) -> list[Mark]:
-    """When a slot first served a version."""
-    marks = []
-    for row, lines in rows(run).items():
-        served = ""
-        for line in lines:
-            version = version_of(line)
-            if state_of(line) == "active" and version and version != served:
-                marks.append(Mark(row, line["time_s"], version))
-                served = version
-    return marks
+def presence_bars(run: RunData) -> list[Bar]:
+    """When preemptible GPUs were there, and from when on they had to be given back."""
+    layout = lay_out(run)
+    found = []
+    for gpu, lines in _by_gpu(run).items():
+        for line, end_s in _spans(lines, run.end_s):
+            state = {"arrived": "GPU there", "reclaimed": "GPU reclaimed"}.get(str(line.get("event")))
+            if state is not None and end_s > line["time_s"]:
+                found.append(Bar(layout.of_gpu(gpu), state, line["time_s"], end_s, "", gpu))
+    return found
 
 
 def state_of(line: Line) -> str:
-    """A worker's event says more than its activity; the training world's lines have an activity only."""
+    """A worker's event says more than its activity."""
     event = str(line.get("event") or "")
-    return STATES.get(event, str(line.get("activity") or "unknown"))
+    return STATES.get(event, event) or str(line.get("activity") or "unknown")
+
+
+def training_state(line: Line) -> str:
+    activity = str(line.get("activity") or "unknown")
+    return TRAINING_STATES.get(activity, activity)
 
 
 def version_of(line: Line) -> str:
@@ -93,12 +92,18 @@ def version_of(line: Line) -> str:
     return f"{lineage}:{version}" if lineage else str(version)
 
 
-def _bars_of(row: str, lines: list[Line], end_s: float) -> Iterable[Bar]:
+def _by_gpu(run: RunData) -> dict[str, list[Line]]:
+    found: dict[str, list[Line]] = {}
+    for line in run.gpus:
+        for gpu in gpus_of(line):
+            found.setdefault(gpu, []).append(line)
+    return found
+
+
+def _spans(lines: Sequence[Line], end_s: float) -> Iterator[tuple[Line, float]]:
+    """Each line with the time of the next one."""
     ends = [line["time_s"] for line in lines[1:]] + [end_s]
-    for line, end in zip(lines, ends, strict=True):
-        state = state_of(line)
-        if state not in GONE:
-            yield Bar(row, _with_role(state, line), line["time_s"], end, version_of(line), _detail(line))
+    return zip(lines, ends, strict=False)  # without lines there is an end only
 
 
 def _with_role(state: str, line: Line) -> str:
@@ -107,5 +112,5 @@ def _with_role(state: str, line: Line) -> str:
 
 
 def _detail(line: Line) -> str:
-    names = ("incarnation", "zone", "reason")
+    names = ("slot", "incarnation", "zone", "reason")
     return ", ".join(f"{name} {line[name]}" for name in names if line.get(name) not in (None, ""))

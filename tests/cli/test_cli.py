@@ -152,7 +152,6 @@ def test_closing_lines(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text(json.dumps({**summary, **counts}))
     assert closing_lines(tmp_path) == [
         "40 steps in 31 s, sampled reward 0.24 -> 0.96",
-        "greedy reward on unseen tasks - -> -",
         "7,680 trajectories trained, 130,000 tokens generated, staleness at most 1",
         "lost and replaced: workers 2",
     ]

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from pearl.report import timeline
+from pearl.report import elasticity, marks, timeline
+from pearl.report.closing import closing_lines
 from pearl.report.reading import read_run, straighten
 from pearl.report.report import build, headlines
 
@@ -91,8 +92,8 @@ def test_timeline_has_a_gap_where_a_worker_was_gone(run_dir: Path) -> None:
         ("starting", 6.0, 7.0, ""),
         ("active (colocated)", 7.0, 9.0, "1"),
     ]
-    assert [(mark.time_s, mark.label) for mark in timeline.losses(run)] == [(5.5, "killed by <signal 9>")]
-    assert [mark.label for mark in timeline.version_changes(run)] == ["0", "1"]
+    assert [(mark.time_s, mark.label) for mark in marks.losses(run)] == [(5.5, "killed by <signal 9>")]
+    assert [mark.label for mark in marks.version_changes(run)] == ["0", "1"]
 
 
 def test_a_step_trained_again_replaces_the_discarded_one(run_dir: Path) -> None:
@@ -119,3 +120,159 @@ def test_report_of_nothing(tmp_path: Path) -> None:
 def test_me_01_times_never_fall_when_the_clock_starts_again() -> None:
     lines = [{"time_s": 50.0}, {"time_s": 60.0}, {"time_s": 3.0}, {"time_s": 5.0}, {"time_s": 4.9}, {}]
     assert [line["time_s"] for line in straighten(lines)] == [0.0, 10.0, 10.0, 12.0, 12.0, 12.0]
+
+
+# elasticity
+
+
+def training(time_s: float, activity: str, **more: Any) -> dict[str, Any]:
+    return {"kind": "training", "time_s": time_s, "activity": activity, "step": 0, **more}
+
+
+def gpus(time_s: float, event: str, names: str, **more: Any) -> dict[str, Any]:
+    return {"kind": "gpus", "time_s": time_s, "event": event, "gpus": names, **more}
+
+
+def handoff(time_s: float, event: str, seconds: float, **more: Any) -> dict[str, Any]:
+    return {"kind": "handoff", "time_s": time_s, "event": event, "seconds": seconds, **more}
+
+
+OVERLAP: dict[str, Any] = {"slot": 1, "zone": "overlap", "gpus": "local/0"}
+ELASTIC_LINES = [
+    training(0.0, "starting"),
+    worker(0.0, "starting", slot=0, gpus="local/2,local/10"),
+    worker(0.5, "starting", **OVERLAP),
+    worker(1.0, "asleep", **OVERLAP),
+    worker(1.0, "serving", 0, gpus="local/2,local/10"),
+    training(1.0, "idle"),
+    gpus(2.0, "arrived", "local/11"),
+    worker(2.0, "starting", slot=2, gpus="local/11"),
+    training(2.0, "offloading"),
+    training(2.5, "lent", part_backup=0.3, part_release=0.1),
+    worker(2.5, "activating", **OVERLAP),
+    worker(3.0, "serving", 0, **OVERLAP),
+    handoff(3.0, "borrow", 1.0),
+    worker(4.0, "serving", 0, slot=2, gpus="local/11"),
+    handoff(4.0, "expansion", 2.0, part_preparation=1.5, part_finalization=0.5),
+    worker(5.0, "releasing", **OVERLAP),
+    worker(5.2, "asleep", **OVERLAP),
+    training(5.2, "restoring"),
+    handoff(5.5, "return", 0.5, part_restore=0.2),
+    training(5.5, "training"),
+    gpus(6.0, "reclaimed", "local/11", grace_s=5.0, reason="asked"),
+    {"kind": "plan", "time_s": 6.0, "urgency": "mandatory", "remove": "2", "reason": "reclaimed"},
+    worker(6.0, "leaving", slot=2, gpus="local/11"),
+    worker(6.1, "stopping", slot=2, gpus="local/11"),
+    worker(6.5, "gone", slot=2, gpus="local/11", reason="reclaimed"),
+    gpus(6.5, "returned", "local/11", seconds=0.5, on_time=True),
+    {"kind": "decision", "time_s": 7.0, "target": "3C", "reason": "it gains", "predicted_seconds": 1.23456},
+    step(0, 8.0, 0.2),
+]
+
+
+@pytest.fixture
+def elastic_dir(tmp_path: Path) -> Path:
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in ELASTIC_LINES))
+    return tmp_path
+
+
+def test_rows_are_gpus_with_those_who_work_on_them(elastic_dir: Path) -> None:
+    assert timeline.rows(read_run(elastic_dir)) == [
+        "local/0 · training, worker 1",
+        "local/2 · worker 0",
+        "local/10 · worker 0",
+        "local/11 · worker 2",
+    ]
+
+
+def test_a_lent_gpu_shows_training_and_worker_in_turn(elastic_dir: Path) -> None:
+    run = read_run(elastic_dir)
+    row = "local/0 · training, worker 1"
+    worked = [(bar.state, bar.start_s, bar.end_s) for bar in timeline.bars(run) if bar.row == row]
+    assert worked == [
+        ("starting", 0.5, 1.0),
+        ("activating", 2.5, 3.0),
+        ("active (colocated)", 3.0, 5.0),
+        ("releasing", 5.0, 5.2),
+    ]
+    trained = [(bar.state, bar.start_s) for bar in timeline.training_bars(run)]
+    assert trained == [
+        ("starting", 0.0),
+        ("training idle", 1.0),
+        ("offloading", 2.0),
+        ("lent", 2.5),
+        ("restoring", 5.2),
+        ("training", 5.5),
+    ]
+    assert [(mark.row, mark.time_s) for mark in marks.handoffs(run, "borrow")] == [(row, 3.0)]
+    assert [(mark.row, mark.time_s) for mark in marks.handoffs(run, "return")] == [(row, 5.5)]
+    assert [mark.time_s for mark in marks.publications(run)] == [8.0]
+
+
+def test_a_preemptible_gpu_is_there_from_arrival_to_return(elastic_dir: Path) -> None:
+    run = read_run(elastic_dir)
+    spans = [(bar.state, bar.start_s, bar.end_s) for bar in timeline.presence_bars(run)]
+    assert spans == [("GPU there", 2.0, 6.0), ("GPU reclaimed", 6.0, 6.5)]
+    assert [mark.label for mark in marks.capacity_changes(run, "reclaimed")] == ["grace 5 s"]
+    assert [mark.label for mark in marks.capacity_changes(run, "returned")] == ["after 0.50 s"]
+
+
+def test_a_worker_that_left_as_it_should_is_not_lost(elastic_dir: Path) -> None:
+    run = read_run(elastic_dir)
+    assert marks.losses(run) == []
+    assert [(mark.row, mark.label) for mark in marks.stops(run)] == [("local/11 · worker 2", "reclaimed")]
+    assert dict(headlines(run))["workers lost"] == "0"
+
+
+def test_tables_of_elasticity(elastic_dir: Path) -> None:
+    run = read_run(elastic_dir)
+    assert elasticity.costs(run) == [
+        ("GPUs arrived", "1", "", ""),
+        ("GPUs reclaimed", "1", "", ""),
+        ("GPUs given back", "1", "0.500", "all in time"),
+        ("training GPUs lent to rollout (activation)", "1", "1.000", ""),
+        ("training GPUs returned (deactivation)", "1", "0.500", "restore 0.200 s"),
+        ("expansion", "1", "2.000", "preparation 1.500 s, finalization 0.500 s"),
+        ("training state off its GPUs", "1", "", "backup 0.300 s, release 0.100 s"),
+        ("mandatory plans", "1", "", ""),
+    ]
+    assert elasticity.decisions(run) == [
+        ("7.0 s", "target 3C, reason it gains, predicted seconds 1.235"),
+    ]
+    html = build(elastic_dir).read_text()
+    assert "<summary>Elasticity</summary>" in html
+    assert "training GPUs lent" in html
+
+
+def test_a_run_without_elasticity_has_no_section_for_it(run_dir: Path) -> None:
+    html = build(run_dir).read_text()
+    assert "<summary>Elasticity</summary>" not in html
+    assert timeline.rows(read_run(run_dir)) == ["worker 0", "training"]
+
+
+def test_odd_lines_of_elasticity_break_nothing(elastic_dir: Path) -> None:
+    odd = [
+        gpus(9.0, "lost", ""),
+        {"kind": "gpus", "time_s": 9.0},
+        {"kind": "gpus", "time_s": 9.0, "event": "returned", "gpus": ["x"], "seconds": None},
+        {"kind": "handoff", "time_s": 9.0, "event": "borrow", "seconds": None, "part_x": None},
+        {"kind": "worker", "time_s": 9.0, "slot": 5, "event": None, "gpus": 3},
+        {"kind": "plan", "time_s": 9.0},
+        {"kind": "decision", "time_s": 9.0},
+        training(9.5, "lost", reason="died"),
+    ]
+    with (elastic_dir / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in odd)
+    build(elastic_dir)
+    assert [mark.label for mark in marks.losses(read_run(elastic_dir))] == ["died"]
+
+
+def test_closing_lines_tell_of_elasticity_and_leave_out_what_is_not_known(tmp_path: Path) -> None:
+    summary: dict[str, Any] = {"steps": 3, "seconds": 4.2, "eval_reward_start": None, "max_staleness": 1}
+    elastic = {"arrivals": 2, "reclaims": 1, "borrows": 3, "returns": 1, "activation_seconds_mean": 0.5}
+    (tmp_path / "summary.json").write_text(json.dumps({**summary, **elastic}))
+    assert closing_lines(tmp_path) == [
+        "3 steps in 4 s",
+        "0 trajectories trained, 0 tokens generated, staleness at most 1",
+        "preemptible GPUs: 2 arrived, 1 reclaimed; training GPUs lent 3 times (0.50 s each), returned once",
+    ]
