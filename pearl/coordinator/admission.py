@@ -1,4 +1,5 @@
-"""The last step before the core: token ids go to the token store, what cannot be right is turned into a failure.
+"""The last step before the core: token ids go to the token store, what cannot be right is turned into a failure, and
+GPUs are chosen where an arrival or reclaim leaves the choice.
 
 It runs right before the core handles the event, in the mailbox's order, so that the store never holds a token that
 the core does not count, nor misses one that it does.
@@ -9,7 +10,8 @@ from collections.abc import Callable
 
 from pearl.coordinator.environments import Environments
 from pearl.coordinator.frames import BrokenFrameError, Frames
-from pearl.coordinator.inbox import Frame, Item, Observed
+from pearl.coordinator.inbox import Frame, Injected, Item, Noticed, Observed
+from pearl.coordinator.preemption import Preemption
 from pearl.runtime.clock import Clock
 from pearl.runtime.limited_log import LimitedLog
 from pearl.runtime.token_store import TokenStore
@@ -26,6 +28,7 @@ class Admission:
         store: TokenStore,
         frames: Frames,
         environments: Environments,
+        preemption: Preemption,
         vocabulary_size: int,
         clock: Clock,
         condemn: Callable[[Slot, Incarnation, str], None],
@@ -34,6 +37,7 @@ class Admission:
         self._store = store
         self._frames = frames
         self._environments = environments
+        self._preemption = preemption
         self._vocabulary_size = vocabulary_size
         self._clock = clock
         self._error_log = LimitedLog(log, period_s=5.0)
@@ -46,9 +50,23 @@ class Admission:
             return self._frame(item)
         if isinstance(item, Observed):
             return self._observed(item)
+        if isinstance(item, Injected):
+            return self._injected(item)
+        if isinstance(item, Noticed):
+            item.returned(self._preemption.unused(item.event.gpus))
+            return item.event
         if isinstance(item, events.WorkerLost):
             self._frames.close_worker(item.slot, item.incarnation)
         return item
+
+    def _injected(self, item: Injected) -> events.GpusArrived | events.GpusReclaimed | None:
+        try:
+            event = self._preemption.resolve(item.request)
+        except ValueError as error:
+            item.refuse(error)
+            return None
+        item.accept(event.gpus)
+        return event
 
     def _frame(self, frame: Frame) -> events.TokensStreamed | None:
         try:

@@ -5,6 +5,7 @@ cannot be right (a log-prob that is not finite, an id outside the vocabulary) en
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -12,7 +13,8 @@ import msgspec
 from pearl.runtime.token_store import TokenStore
 from pearl.state.events import TokensStreamed
 from pearl.state.ids import AttemptId, Incarnation, Slot, TrajectoryId
-from pearl.state.messages.rollout import AttemptDelta, Deltas
+from pearl.state.messages.rollout import AttemptDelta, Deltas, IterationStat
+from pearl.state.profile import IterationSums
 from pearl.state.trajectory import TokenDelta, VersionRun
 
 WIDTH = 4  # bytes of a packed id and of a packed log-prob
@@ -113,7 +115,10 @@ class Frames:
                 self._end(told.attempt)
                 if delta.finish is None:
                     ended.append(told.attempt)
-        return (TokensStreamed(slot, incarnation, tuple(taken)) if taken else None), ended
+        sums = sum_up(frame.iterations)
+        if not taken and sums is None:
+            return None, ended
+        return TokensStreamed(slot, incarnation, tuple(taken), sums), ended
 
     def _take_delta(self, attempt: Attempt, delta: AttemptDelta) -> TokenDelta:
         count, problem = self._good_tokens(delta)
@@ -138,6 +143,32 @@ class Frames:
             if not 0 <= token < self._vocabulary_size:
                 return index, f"id {token} is outside the vocabulary of {self._vocabulary_size}"
         return len(ids), ""
+
+
+def sum_up(iterations: Sequence[IterationStat]) -> IterationSums | None:
+    """Over the iterations that decoded or prefilled and whose numbers can be true; None when there are none."""
+    counted = [
+        one
+        for one in iterations
+        if (one.num_decoding > 0 or one.prefill_tokens > 0)
+        and math.isfinite(one.seconds)
+        and one.seconds >= 0
+    ]
+    if not counted:
+        return None
+    return IterationSums(
+        count=len(counted),
+        seconds=sum(one.seconds for one in counted),
+        decoding=float(sum(one.num_decoding for one in counted)),
+        prefill=float(sum(one.prefill_tokens for one in counted)),
+        decoding2=float(sum(one.num_decoding**2 for one in counted)),
+        prefill2=float(sum(one.prefill_tokens**2 for one in counted)),
+        decoding_prefill=float(sum(one.num_decoding * one.prefill_tokens for one in counted)),
+        seconds_decoding=sum(one.seconds * one.num_decoding for one in counted),
+        seconds_prefill=sum(one.seconds * one.prefill_tokens for one in counted),
+        seconds2=sum(one.seconds**2 for one in counted),
+        context=float(sum(one.context_tokens for one in counted)),
+    )
 
 
 def _check_counts(delta: AttemptDelta) -> None:

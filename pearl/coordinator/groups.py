@@ -3,17 +3,25 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from pearl.coordinator.processes import Life
+from pearl.config import resolved_json
+from pearl.coordinator.processes import LOCAL_HOST, Life
 from pearl.runtime import counter
 from pearl.state.config import Config
 from pearl.state.ids import GpuId
-from pearl.state.messages.control import AgentReport, PeerKind, StartGroup
+from pearl.state.messages.control import (
+    COORDINATOR_PLACEHOLDER,
+    DIRECTORY_PLACEHOLDER,
+    AgentReport,
+    PeerKind,
+    StartGroup,
+)
 
 ROLLOUT_MODULE = "pearl.workers.rollout.worker"
 TRAINING_MODULE = "pearl.workers.training.worker"
 EMULATED_ROLLOUT_MODULE = "pearl.workers.rollout.emulated.worker"
 EMULATED_TRAINING_MODULE = "pearl.workers.training.emulated.worker"
 ENVIRONMENT_MODULE = "pearl.envs.worker"
+CONFIG_NAME = "config.json"
 HIDE_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -26,51 +34,83 @@ class Groups:
         self._config = config
         self._run_dir = run_dir
         self._logs = run_dir / "logs"
-        self._common = ("--address", address, "--run-id", run_id, "--config", str(run_dir / "config.json"))
-        self._gpu_indices: tuple[str, ...] | None = None  # None = workers run on the CPU
+        self._common = ("--address", address, "--run-id", run_id, "--config", str(run_dir / CONFIG_NAME))
+        # Elsewhere our address may have another name, and our run directory need not be there.
+        self._common_elsewhere = (
+            *("--address", COORDINATOR_PLACEHOLDER, "--run-id", run_id),
+            *("--config", f"{DIRECTORY_PLACEHOLDER}/{CONFIG_NAME}"),
+        )
+        self._gpu_indices: tuple[str, ...] | None = None  # None = workers of this host run on the CPU
+        self._physical: set[str] = set()  # GPUs of other hosts
         self._vocabulary: tuple[str, ...] = ()
 
     def use(self, report: AgentReport) -> str:
-        """Decide where workers run, from what the host has. Returns a note for the person ("" = nothing to say).
+        """Decide where workers run, from what the coordinator's own host has. Returns a note for the person, "" when
+        there is nothing to say.
 
         Raises:
             NotEnoughGpusError: the settings insist on GPUs that are not there.
         """
         device = self._config.model.device
         real = [gpu.gpu.rpartition("/")[2] for gpu in report.gpus if not gpu.virtual]
-        needed = self._config.training.num_ranks + (
-            self._config.rollout.num_workers * self._config.rollout.gpus_per_worker
-        )
+        needed = num_local_gpus(self._config)
         if device == "cpu" or (device == "auto" and not real):
             return ""
         if len(real) >= needed:
             self._gpu_indices = tuple(real)
             return ""
         shortage = (
-            f"{needed} GPUs are needed, one a training rank and a rollout rank; {report.host} has {len(real)}"
+            f"{needed} GPUs are needed, one a training rank, a rollout rank and a preemptible GPU; this host has "
+            f"{len(real)}"
         )
         if device == "cuda":
             raise NotEnoughGpusError(
-                f"{shortage}: lower rollout.num_workers or training.num_ranks, or set model.device = cpu"
+                f"{shortage}: lower rollout.num_workers, training.num_ranks or elastic.preemptible_gpus, or set "
+                "model.device = cpu"
             )
         return f"{shortage}: running on the CPU"
+
+    def learn(self, report: AgentReport) -> None:
+        """What another host has.
+
+        Raises:
+            ValueError: it has nothing that this job can use.
+        """
+        physical = {gpu.gpu for gpu in report.gpus if not gpu.virtual}
+        if self._config.model.device == "cuda" and len(physical) < len(report.gpus):
+            raise ValueError(
+                f'model.device = "cuda", but {report.host} offers virtual GPUs: leave --virtual-gpus away, or run the '
+                "job on the CPU"
+            )
+        self._physical -= {gpu for gpu in self._physical if gpu.rpartition("/")[0] == report.host}
+        self._physical |= physical
 
     def set_vocabulary(self, size: int) -> None:
         self._vocabulary = ("--vocabulary-size", str(size))
 
     def rollout(self, slot: int, incarnation: int, gpus: Sequence[GpuId]) -> Life:
+        """On the host of its GPUs."""
         name = f"rollout.{slot}.{incarnation}"
-        environment = {
-            counter.ENVIRONMENT_KEY: str(self._logs / name / "tokens"),
-            **self._visible([int(gpu.rpartition("/")[2]) for gpu in gpus]),
-        }
+        host = gpus[0].rpartition("/")[0]
+        is_local = host == LOCAL_HOST
+        common = self._common if is_local else self._common_elsewhere
         numbers = ("--slot", str(slot), "--incarnation", str(incarnation))
-        arguments = (*self._common, *numbers, *self._vocabulary)
         # Emulated workers are plain processes, whatever they are said to run on.
         module, num_processes = ROLLOUT_MODULE, len(gpus)
         if self._config.rollout.engine == "emulated":
             module, num_processes = EMULATED_ROLLOUT_MODULE, 0
-        return self._life("rollout", slot, incarnation, module, arguments, environment, num_processes)
+        spec = StartGroup(
+            name,
+            module,
+            (*common, *numbers, *self._vocabulary),
+            self._visible_to(gpus),
+            num_processes,
+            str(self._logs),
+            files={} if is_local else {CONFIG_NAME: resolved_json(self._config).encode()},
+        )
+        if is_local:
+            spec.environment[counter.ENVIRONMENT_KEY] = str(self._logs / name / "tokens")
+        return Life(spec, "rollout", slot, incarnation, host)
 
     def training(self, incarnation: int) -> Life:
         num_ranks = self._config.training.num_ranks
@@ -104,7 +144,26 @@ class Groups:
         spec = StartGroup(name, module, arguments, environment, num_processes, str(self._logs))
         return Life(spec, kind, slot, incarnation)
 
+    def _visible_to(self, gpus: Sequence[GpuId]) -> dict[str, str]:
+        """Ids of this host count its GPUs; those of others hold the name that selects the GPU."""
+        names = [gpu.rpartition("/")[2] for gpu in gpus]
+        if gpus[0].rpartition("/")[0] == LOCAL_HOST:
+            return self._visible([int(name) for name in names])
+        if self._config.model.device == "cpu" or not self._physical.issuperset(gpus):
+            return dict(HIDE_GPUS)
+        return {"CUDA_VISIBLE_DEVICES": ",".join(names)}
+
     def _visible(self, indices: Sequence[int]) -> dict[str, str]:
         if self._gpu_indices is None:
-            return HIDE_GPUS
+            return dict(HIDE_GPUS)
         return {"CUDA_VISIBLE_DEVICES": ",".join(self._gpu_indices[index] for index in indices)}
+
+
+def num_local_gpus(config: Config) -> int:
+    """Of the coordinator's own host, those that only arrive later included."""
+    rollout = config.rollout
+    return (
+        config.training.num_ranks
+        + rollout.num_workers * rollout.gpus_per_worker
+        + config.elastic.preemptible_gpus
+    )

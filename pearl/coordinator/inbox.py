@@ -1,10 +1,12 @@
-"""What may lie in the coordinator's mailbox: events, and what still has token ids to leave on its way to be one."""
+"""What may lie in the coordinator's mailbox: events, and what becomes one when it is its turn."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from pearl.coordinator.mailbox import Mailbox
-from pearl.state.events import AnyEvent, EpisodeOpened, EpisodeStepped
-from pearl.state.ids import Incarnation, Slot
+from pearl.state.events import AnyEvent, EpisodeOpened, EpisodeStepped, GpusReclaimed
+from pearl.state.ids import GpuId, Incarnation, Slot
+from pearl.state.messages.control import Preempt
 from pearl.state.messages.rollout import Deltas
 
 
@@ -24,5 +26,21 @@ class Observed(NamedTuple):
     ids: bytes
 
 
-Item = AnyEvent | Frame | Observed
+class Injected(NamedTuple):
+    """An arrival or a reclaim from outside. Its GPUs are chosen when it is its turn, by what the core knows then, and
+    one of the two is called at once."""
+
+    request: Preempt
+    accept: Callable[[tuple[GpuId, ...]], None]
+    refuse: Callable[[ValueError], None]
+
+
+class Noticed(NamedTuple):
+    """A host is about to be taken away. ``returned`` is called at once with those of its GPUs that are not used."""
+
+    event: GpusReclaimed
+    returned: Callable[[tuple[GpuId, ...]], None]
+
+
+Item = AnyEvent | Frame | Observed | Injected | Noticed
 Inbox = Mailbox[Item]

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pearl
+from pearl.coordinator.groups import num_local_gpus
+from pearl.coordinator.processes import LOCAL_HOST
 from pearl.runtime import lifeline, members
 from pearl.runtime.process import log_tail
 from pearl.state.config import Config
@@ -82,16 +84,14 @@ class LocalAgent:
         options = {
             "--address": address,
             "--run-id": self._run_id,
+            "--host": LOCAL_HOST,
             "--heartbeat-period-s": runtime.heartbeat_period_s,
             "--lease-s": runtime.lease_s,
             "--queue-messages": runtime.queue_messages,
             "--max-frame-bytes": runtime.max_frame_bytes,
         }
         if self._config.model.device == "cpu":
-            rollout = self._config.rollout
-            options["--virtual-gpus"] = (
-                self._config.training.num_ranks + rollout.num_workers * rollout.gpus_per_worker
-            )
+            options["--virtual-gpus"] = num_local_gpus(self._config)
         words = [str(word) for option in options.items() for word in option]
         return [sys.executable, "-u", "-m", AGENT_MODULE, *words]
 

@@ -2,9 +2,11 @@
 
 from typing import assert_never
 
+from pearl.coordinator.agents import Agents
 from pearl.coordinator.console import Console
 from pearl.coordinator.environments import Environments
 from pearl.coordinator.frames import Frames
+from pearl.coordinator.handoff import Handoff
 from pearl.coordinator.rollout_workers import RolloutWorkers
 from pearl.coordinator.run_files import RunFiles
 from pearl.coordinator.trainer import Trainer
@@ -24,6 +26,8 @@ class Performer:
         frames: Frames,
         environments: Environments,
         workers: RolloutWorkers,
+        handoff: Handoff,
+        agents: Agents,
         trainer: Trainer,
         files: RunFiles,
         console: Console,
@@ -32,6 +36,8 @@ class Performer:
         self._frames = frames
         self._environments = environments
         self._workers = workers
+        self._handoff = handoff
+        self._agents = agents
         self._trainer = trainer
         self._files = files
         self._console = console
@@ -63,7 +69,21 @@ class Performer:
             case commands.StopWorker():
                 self._workers.stop(command)
             case commands.UpdateWeights():
-                self._workers.update(command, self._trainer.snapshot)
+                self._handoff.update(command, self._trainer.snapshot)
+            case commands.Interrupt():
+                self._workers.interrupt(command)
+            case commands.ReleaseWorker():
+                self._handoff.release(command)
+            case commands.ActivateWorker():
+                self._handoff.activate(command, self._trainer.snapshot)
+            case commands.SetRole():
+                self._handoff.set_role(command)
+            case commands.OffloadTraining():
+                self._trainer.offload(command)
+            case commands.RestoreTraining():
+                self._trainer.restore(command)
+            case commands.ReturnGpus():
+                self._agents.return_gpus(command.gpus)
             case commands.StartTrainer():
                 self._trainer.start(command)
             case commands.Train():

@@ -1,4 +1,4 @@
-"""Process groups on the node agent, one ``Life`` each: started, watched, and gone before its loss is told.
+"""Process groups on the node agents, one ``Life`` each: started, watched, and gone before its loss is told.
 
 A life belongs to exactly one task: it calls ``start``, then ``outlive``, which returns once. Whoever finds the group
 dead, silent, stuck or unwanted only ``condemn``s the life; ending it is its task's work.
@@ -23,6 +23,8 @@ from pearl.state.messages.control import (
 
 log = logging.getLogger(__name__)
 
+LOCAL_HOST = "local"
+"""Name of the coordinator's own host in GPU ids."""
 AGENT_ANSWER_S = 10.0
 """For what the agent does at once: starting a process, reaping a killed one."""
 
@@ -44,12 +46,16 @@ class Loss(NamedTuple):
 class Life:
     """One incarnation of a worker's process group."""
 
-    def __init__(self, spec: StartGroup, kind: PeerKind, slot: int, incarnation: int) -> None:
+    def __init__(
+        self, spec: StartGroup, kind: PeerKind, slot: int, incarnation: int, host: str = LOCAL_HOST
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.spec = spec
         self.kind = kind
         self.slot = slot
         self.incarnation = incarnation
+        self.host = host
+        self.agent = ""  # that was asked to start it
         self.name = spec.group  # of the group and of the peer
         self.log_directory = Path(spec.log_directory) / spec.group
         self.greeted: asyncio.Future[Hello] = loop.create_future()
@@ -63,12 +69,26 @@ class Life:
 
 
 class Processes:
-    def __init__(self, hub: Hub, watch: Watch, agent: str, start_timeout_s: float) -> None:
+    def __init__(self, hub: Hub, watch: Watch, start_timeout_s: float) -> None:
         self._hub = hub
         self._watch = watch
-        self._agent = agent
+        self._agents: dict[str, str] = {}  # host -> its agent
         self._start_timeout_s = start_timeout_s
         self._lives: dict[str, Life] = {}
+
+    # agents
+
+    def add_agent(self, host: str, agent: str) -> None:
+        """Lives of that host are started by it from now on."""
+        assert host not in self._agents, host
+        self._agents[host] = agent
+
+    def lose_agent(self, host: str, reason: str) -> None:
+        """It is gone, and with it all that it started; the lives end at once."""
+        agent = self._agents.pop(host)
+        for life in self._lives.values():
+            if life.agent == agent:
+                life.condemn(reason)
 
     # what is heard
 
@@ -99,9 +119,13 @@ class Processes:
         """Start the group and wait for its hello; None when it is not coming, ``outlive`` then says why."""
         self._lives[life.name] = life
         limit_s = self._start_timeout_s
+        life.agent = self._agents.get(life.host, "")
+        if not life.agent:
+            life.condemn(f"host {life.host} has no agent in the run")
+            return None
         try:
             async with asyncio.timeout(limit_s):
-                await self._hub.ask(self._agent, life.spec, deadline_s=limit_s, reply_type=StartGroupReply)
+                await self._hub.ask(life.agent, life.spec, deadline_s=limit_s, reply_type=StartGroupReply)
                 await asyncio.wait(
                     (life.greeted, life.exited, life.condemned), return_when=asyncio.FIRST_COMPLETED
                 )
@@ -115,10 +139,12 @@ class Processes:
         return life.greeted.result()
 
     async def outlive(self, life: Life) -> Loss:
-        """Wait until the group ended or was condemned; on return nothing of it runs and its peer is dropped."""
+        """Wait until the group ended or was condemned; on return nothing of it runs and its peer is dropped. Nothing is
+        left to end where the agent is gone: its children die with it, and whoever is cut off from us ends by its lease.
+        """
         await asyncio.wait((life.exited, life.condemned), return_when=asyncio.FIRST_COMPLETED)
         self._watch.remove(life.name)
-        if not life.exited.done():
+        if not life.exited.done() and life.agent == self._agents.get(life.host):
             await self._stop(life, life.condemned.result().grace_s)
         loss = self._loss(life)
         self._hub.drop(life.name, loss.reason)
@@ -128,11 +154,11 @@ class Processes:
     async def _stop(self, life: Life, grace_s: float) -> None:
         limit_s = grace_s + AGENT_ANSWER_S
         try:
-            await self._hub.ask(self._agent, StopGroup(life.name, grace_s), deadline_s=limit_s)
+            await self._hub.ask(life.agent, StopGroup(life.name, grace_s), deadline_s=limit_s)
             # Its GroupExited brings the counter and the end of the log.
             await asyncio.wait((life.exited,), timeout=AGENT_ANSWER_S)
         except (PeerGoneError, QueueFullError, RemoteError, TimeoutError) as error:
-            # Without its agent nothing on that host is ours any more: the agent's children die with it.
+            # A silent agent is given up in its turn; without its agent nothing of that host is ours any more.
             log.error("%s: the node agent did not end it: %s", life.name, error)
 
     def _loss(self, life: Life) -> Loss:

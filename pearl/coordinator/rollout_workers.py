@@ -1,6 +1,5 @@
-"""Rollout workers: one task a life, weights brought to them, requests and aborts told to them."""
+"""Rollout workers: one task a life, requests and aborts told to them."""
 
-import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -8,16 +7,15 @@ from typing import Any
 from pearl.coordinator.frames import Attempt, Frames
 from pearl.coordinator.groups import Groups
 from pearl.coordinator.inbox import Inbox
-from pearl.coordinator.processes import Processes
+from pearl.coordinator.processes import LOCAL_HOST, Processes
 from pearl.coordinator.seeds import trajectory_seed
-from pearl.runtime.hub import Hub, PeerGoneError, QueueFullError, RemoteError
+from pearl.runtime.hub import Hub, PeerGoneError, QueueFullError
 from pearl.runtime.token_store import TokenStore
 from pearl.state import commands, events
 from pearl.state.config import Config
 from pearl.state.ids import AttemptId, Incarnation, Slot
 from pearl.state.messages import rollout as messages
 from pearl.state.trajectory import TokenDelta
-from pearl.state.weights import Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +60,8 @@ class RolloutWorkers:
         self._frames.open_worker(slot, incarnation)
         hello = await self._processes.start(life)
         if hello is not None:
-            ready = events.WorkerReady(command.op, slot, incarnation, hello.host, hello.pid)
+            host = hello.host if life.host == LOCAL_HOST else life.host
+            ready = events.WorkerReady(command.op, slot, incarnation, host, hello.pid)
             await self._inbox.put(ready)
         loss = await self._processes.outlive(life)
         # Frames that came before are in front of it in the inbox; later ones are old.
@@ -106,52 +105,18 @@ class RolloutWorkers:
         await self._inbox.put(events.TokensStreamed(command.slot, command.incarnation, (delta,)))
 
     def abort(self, slot: Slot, incarnation: Incarnation, attempt: AttemptId) -> None:
-        """A worker that cannot be told is dying, and its loss ends the attempt."""
+        self._tell(slot, incarnation, messages.Abort(attempt))
+
+    def interrupt(self, command: commands.Interrupt) -> None:
+        self._tell(command.slot, command.incarnation, messages.Interrupt())
+
+    def _tell(
+        self, slot: Slot, incarnation: Incarnation, message: messages.Abort | messages.Interrupt
+    ) -> None:
+        """A worker that cannot be told is dying, and its loss ends its attempts."""
         try:
-            self._hub.tell(peer_name(slot, incarnation), messages.Abort(attempt))
+            self._hub.tell(peer_name(slot, incarnation), message)
         except QueueFullError as error:
             self.condemn(slot, incarnation, f"takes no messages: {error}")
         except PeerGoneError as error:
-            log.info("attempt %d needs no abort: %s", attempt, error)
-
-    # weights
-
-    def update(self, command: commands.UpdateWeights, snapshot: Snapshot | None) -> None:
-        self._spawn(f"UpdateWeights {command.op}", self._update(command, snapshot))
-
-    async def _update(self, command: commands.UpdateWeights, snapshot: Snapshot | None) -> None:
-        op, slot, incarnation = command.op, command.slot, command.incarnation
-        if snapshot is None or snapshot.version != command.version:
-            newest = "none" if snapshot is None else snapshot.version
-            reason = f"{command.version} is superseded, the newest is {newest}"
-            await self._inbox.put(events.WeightsFailed(op, slot, incarnation, reason))
-            return
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        request = messages.UpdateWeights(snapshot, command.mode, self._config.weights.bucket_deadline_s)
-        outcome = await self._ask_update(peer_name(slot, incarnation), request)
-        if isinstance(outcome, str):
-            log.warning("%s: update to %s failed: %s", peer_name(slot, incarnation), command.version, outcome)
-            await self._inbox.put(events.WeightsFailed(op, slot, incarnation, outcome))
-            return
-        proven = events.WeightsProven(
-            op, slot, incarnation, outcome.version, outcome.checksum, loop.time() - began
-        )
-        await self._inbox.put(proven)
-
-    async def _ask_update(
-        self, peer: str, request: messages.UpdateWeights
-    ) -> messages.UpdateWeightsReply | str:
-        """The proof, or why there is none."""
-        limit_s = self._config.runtime.update_timeout_s
-        try:
-            reply: messages.UpdateWeightsReply = await self._hub.ask(
-                peer, request, deadline_s=limit_s, reply_type=messages.UpdateWeightsReply
-            )
-        except TimeoutError:
-            return f"no answer within runtime.update_timeout_s = {limit_s:g} s"
-        except (PeerGoneError, QueueFullError, RemoteError) as error:
-            return str(error)
-        if reply.version != request.snapshot.version:
-            return f"serves {reply.version}, asked for {request.snapshot.version}"
-        return reply
+            log.info("%s needs no telling: %s", message, error)

@@ -5,11 +5,15 @@ the person has been told what went wrong and what to do.
 """
 
 import asyncio
+import ipaddress
 import logging
 import os
 import signal
+import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import uvloop
 
@@ -26,6 +30,8 @@ from pearl.runtime.limits import check_fd_limit
 from pearl.runtime.segments import DamagedError
 from pearl.state.commands import Finish
 from pearl.state.config import Config
+from pearl.state.trace import TraceEvent
+from pearl.traces import read_trace
 
 log = logging.getLogger(__name__)
 
@@ -40,12 +46,14 @@ def run(config: Config, run_dir: Path, *, resume: bool) -> int:
     console = Console(sys.stdout, config.rollout.num_workers)
     try:
         _check_model(config)
+        trace = load_trace(config)
         with (
             claim(run_dir) as run_id,
             log_to(run_dir / "coordinator.log"),
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
-            return runner.run(Service(config, run_dir, run_id, console, resume=resume).main())
+            service = Service(config, run_dir, run_id, console, resume=resume, trace=trace)
+            return runner.run(service.main())
     except ValueError as error:
         return _complain(str(error), ASKED_WRONGLY)
     except EXPLAINED as error:
@@ -55,12 +63,22 @@ def run(config: Config, run_dir: Path, *, resume: bool) -> int:
 class Service:
     """One life of a run, with its signals and its end."""
 
-    def __init__(self, config: Config, run_dir: Path, run_id: str, console: Console, *, resume: bool) -> None:
+    def __init__(
+        self,
+        config: Config,
+        run_dir: Path,
+        run_id: str,
+        console: Console,
+        *,
+        resume: bool,
+        trace: Sequence[TraceEvent],
+    ) -> None:
         self._config = config
         self._run_dir = run_dir
         self._run_id = run_id
         self._console = console
         self._resume = resume
+        self._trace = trace
         self._session: Session | None = None
         self._task: asyncio.Task[int] | None = None
         self._signals: list[int] = []
@@ -125,8 +143,10 @@ class Service:
 
     async def _live(self, files: RunFiles, beginning: Beginning) -> Finish:
         agent = LocalAgent(self._config, self._run_id, files.logs)
-        session = Session(self._config, self._run_id, files, self._console, beginning, agent)
+        session = Session(self._config, self._run_id, files, self._console, beginning, agent, self._trace)
         async with session.make_hub() as hub:
+            if self._config.elastic.inter and (advice := how_to_join(hub.address)):
+                self._console.say(advice)
             entry = registry.register(self._run_dir, hub.address, self._run_id, os.getpid())
             self._session = session
             try:
@@ -161,6 +181,32 @@ def _check_model(config: Config) -> None:
             f"model.path = {config.model.path!r} is no model directory (it has no config.json); give the path of a "
             'transformers model, or "tiny-qwen3" for the built-in one'
         )
+
+
+def load_trace(config: Config) -> list[TraceEvent]:
+    """Of elastic.trace. ValueError when it cannot be used, with file and line."""
+    elastic = config.elastic
+    if not elastic.trace:
+        return []
+    path, size = Path(elastic.trace), config.rollout.gpus_per_worker
+    return read_trace(path, speed=elastic.trace_speed, gpus_per_node=size)
+
+
+def how_to_join(address: str) -> str:
+    """For hosts that can reach ``address``, on which we listen; "" when none can."""
+    host = urlsplit(address).hostname or ""
+    port = address.rpartition(":")[2]
+    try:
+        where = ipaddress.ip_address(host)
+    except ValueError:
+        where = None
+    if host == "localhost" or (where is not None and where.is_loopback):
+        return ""
+    if where is not None and where.is_unspecified:
+        host = socket.gethostname()
+    elif where is not None and where.version == 6:
+        host = f"[{host}]"
+    return f"other hosts join with: pearl agent --coordinator tcp://{host}:{port}"
 
 
 def _needed_fds(config: Config) -> int:

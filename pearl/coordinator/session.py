@@ -3,22 +3,27 @@
 import asyncio
 import logging
 import signal
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 from pearl.coordinator.admission import Admission
+from pearl.coordinator.agents import Agents
 from pearl.coordinator.console import Console
 from pearl.coordinator.driver import Driver, RunClock
 from pearl.coordinator.environments import Environments
 from pearl.coordinator.frames import Frames
 from pearl.coordinator.groups import Groups
-from pearl.coordinator.inbox import Frame, Inbox
+from pearl.coordinator.handoff import Handoff
+from pearl.coordinator.inbox import Frame, Inbox, Injected
 from pearl.coordinator.local_agent import AGENT_NAME, LocalAgent
 from pearl.coordinator.performer import Performer
-from pearl.coordinator.processes import Processes
+from pearl.coordinator.preemption import Preemption
+from pearl.coordinator.processes import LOCAL_HOST, Processes
 from pearl.coordinator.resuming import Beginning
 from pearl.coordinator.rollout_workers import RolloutWorkers
 from pearl.coordinator.run_files import RunFiles, strict_json
 from pearl.coordinator.tasks import Tasks
+from pearl.coordinator.trace_player import Steps, TracePlayer, rest
 from pearl.coordinator.trainer import Trainer
 from pearl.coordinator.watch import Watch
 from pearl.runtime.clock import MonotonicClock
@@ -27,12 +32,17 @@ from pearl.runtime.token_store import TokenStore
 from pearl.state import events
 from pearl.state.commands import Finish
 from pearl.state.config import Config
-from pearl.state.ids import Incarnation, Slot
+from pearl.state.ids import GpuId, Incarnation, Slot
 from pearl.state.messages.control import (
+    Ack,
     AgentReport,
     ControlMessage,
     GroupExited,
     Heartbeat,
+    Leaving,
+    Notice,
+    Preempt,
+    PreemptReply,
     Shutdown,
     StatusReply,
     StatusRequest,
@@ -40,6 +50,7 @@ from pearl.state.messages.control import (
 from pearl.state.messages.environment import DescribeReply, EnvironmentMessage
 from pearl.state.messages.rollout import Deltas, RolloutMessage
 from pearl.state.messages.training import TrainingMessage
+from pearl.state.trace import TraceEvent
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +72,9 @@ class Session:
         console: Console,
         beginning: Beginning,
         agent: LocalAgent,
+        trace: Sequence[TraceEvent] = (),
     ) -> None:
+        """``trace`` is played into the run from its beginning."""
         self._config = config
         self._run_id = run_id
         self._files = files
@@ -70,6 +83,7 @@ class Session:
         self._clock = MonotonicClock()
         self._inbox = Inbox(config.runtime.queue_messages)
         self._agent = agent
+        self._trace = trace
         self.is_driving = False  # whether the core can be asked for an end
         self.failure = ""  # why the run ends before the core wished it
 
@@ -118,68 +132,71 @@ class Session:
         return finish
 
     async def _go(self, hub: Hub, tasks: Tasks, stack: ExitStack) -> Finish:
-        watch = Watch(hub, self._config.runtime, self._clock)
-        groups = Groups(self._config, self._files.run_dir, hub.address, self._run_id)
-        processes = Processes(hub, watch, AGENT_NAME, self._config.runtime.start_timeout_s)
-        tasks.spawn("receive", self._receive(hub, processes, watch))
+        config, say, inbox = self._config, self._console.say, self._inbox
+        watch = Watch(hub, config.runtime, self._clock)
+        groups = Groups(config, self._files.run_dir, hub.address, self._run_id)
+        processes = Processes(hub, watch, config.runtime.start_timeout_s)
+        agents = Agents(config.elastic, hub, watch, groups, processes, inbox, say)
+        tasks.spawn("receive", self._receive(hub, processes, watch, agents))
         tasks.spawn("watch", watch.run())
-        await self._start_agent(hub, tasks, watch, groups)
+        await self._start_agent(hub, tasks, watch, groups, processes)
         store = TokenStore(self._files.tokens)
         stack.callback(store.close)
-        environments = Environments(self._config, hub, processes, store, self._inbox, tasks.spawn)
+        environments = Environments(config, hub, processes, store, inbox, tasks.spawn)
         described = await self._start_environments(environments, groups, tasks)
         groups.set_vocabulary(described.vocabulary_size)
 
+        core, now = self._beginning.core, self._beginning.now
+        clock = RunClock(self._clock, now)
         frames = Frames(store, described.vocabulary_size)
-        stop_ids = described.stop_ids
         workers = RolloutWorkers(
-            self._config, hub, groups, processes, store, frames, stop_ids, self._inbox, tasks.spawn
+            config, hub, groups, processes, store, frames, described.stop_ids, inbox, tasks.spawn
         )
+        handoff = Handoff(config, hub, inbox, workers.condemn, tasks.spawn)
+        steps = Steps(self._step())
         trainer = Trainer(
-            self._config,
-            hub,
-            groups,
-            processes,
-            store,
-            environments,
-            self._inbox,
-            tasks.spawn,
-            self._console.say,
+            config, hub, groups, processes, store, environments, inbox, tasks.spawn, say, steps.reach
         )
-        performer = Performer(store, frames, environments, workers, trainer, self._files, self._console)
+        performer = Performer(
+            store, frames, environments, workers, handoff, agents, trainer, self._files, self._console
+        )
+        preemption = Preemption(core.status, agents.hosts, inter=config.elastic.inter)
         admission = Admission(
             store,
             frames,
             environments,
+            preemption,
             described.vocabulary_size,
             self._clock,
             workers.condemn,
             workers.abort,
         )
-        beginning = self._beginning
-        driver = Driver(
-            beginning.core,
-            RunClock(self._clock, beginning.now),
-            self._inbox,
-            admission,
-            performer,
-            store,
-            beginning.journal,
-            self._files,
-        )
+        driver = Driver(core, clock, inbox, admission, performer, store, self._beginning.journal, self._files)
+        is_new = self._beginning.is_new
+        if trace := self._trace if is_new else rest(self._trace, now, self._step()):
+            player = TracePlayer(trace, self._clock, self._clock.now() - now, steps, inbox, say)
+            tasks.spawn("trace", player.play())
         self.is_driving = True
-        driver.handle([_started(described) if beginning.is_new else events.Resumed()])
-        if not beginning.is_new:
+        driver.handle([_started(described) if is_new else events.Resumed()])
+        if not is_new:
             performer.forget_the_rest()
         finish = await driver.run()
         log.info("not taken from frames: %s; the hub counted %s", frames.dropped, hub.counters)
         return finish
 
-    async def _start_agent(self, hub: Hub, tasks: Tasks, watch: Watch, groups: Groups) -> None:
+    def _step(self) -> int:
+        step = self._beginning.core.status()["step"]
+        assert isinstance(step, int)
+        return step
+
+    async def _start_agent(
+        self, hub: Hub, tasks: Tasks, watch: Watch, groups: Groups, processes: Processes
+    ) -> None:
         await self._agent.launch(hub.address)
         tasks.spawn("node agent", self._outlive_agent())
         report = await self._agent.report()
         watch.add(AGENT_NAME, lambda reason: self.fail(f"the node agent is lost: {reason}"))
+        processes.add_agent(LOCAL_HOST, AGENT_NAME)
         if note := groups.use(report):
             self._console.say(f"note: {note}")
 
@@ -210,10 +227,12 @@ class Session:
 
     # what is heard
 
-    async def _receive(self, hub: Hub, processes: Processes, watch: Watch) -> None:
+    async def _receive(self, hub: Hub, processes: Processes, watch: Watch, agents: Agents) -> None:
         while True:
             match await hub.receive():
-                case Joined(_, hello):
+                case Joined(peer, hello):
+                    if hello.kind == "agent" and peer != AGENT_NAME:
+                        agents.joined(peer)
                     processes.greet(hello)
                 case Told(peer, Heartbeat() as heartbeat):
                     watch.beat(peer, heartbeat)
@@ -222,26 +241,53 @@ class Session:
                     await self._inbox.put(Frame(Slot(int(slot)), Incarnation(int(incarnation)), deltas))
                 case Told(_, GroupExited() as exited):
                     processes.left(exited)
-                case Told(_, AgentReport() as report):
+                case Told(peer, AgentReport() as report) if peer == AGENT_NAME:
                     self._agent.reported(report)
+                case Told(peer, Notice() as notice):
+                    agents.notice(peer, notice)
+                case Told(peer, Leaving(reason)):
+                    agents.lose(peer, reason)
                 case Lost(peer, reason):
+                    agents.lose(peer, reason)
                     processes.condemn(peer, reason)
-                case Asked(peer, StatusRequest(), reply, _):
-                    try:
-                        reply(StatusReply(strict_json(self._beginning.core.status())))
-                    except QueueFullError as error:
-                        log.warning("%s: %s", peer, error)
-                case Asked(_, message, _, fail):
-                    fail(ValueError(f"the coordinator does not answer {type(message).__name__}"))
+                case Asked(_, _, _, _) as asked:
+                    await self._answer(asked, agents)
                 case Told(peer, message):
                     log.warning("%s sent an unexpected %s", peer, type(message).__name__)
+
+    async def _answer(self, asked: Asked, agents: Agents) -> None:
+        peer, message, reply, fail = asked
+        match message:
+            case StatusRequest():
+                try:
+                    reply(StatusReply(strict_json(self._beginning.core.status())))
+                except QueueFullError as error:
+                    log.warning("%s: %s", peer, error)
+            case AgentReport() as report:
+                try:
+                    agents.report(peer, report)
+                    reply(Ack())
+                except ValueError as error:
+                    log.warning("%s is not taken in: %s", peer, error)
+                    fail(error)
+            case Preempt() as request if self.is_driving:
+
+                def accept(gpus: tuple[GpuId, ...]) -> None:
+                    log.info("%s: %s of %s", peer, request.action, ", ".join(gpus))
+                    reply(PreemptReply(gpus))
+
+                await self._inbox.put(Injected(request, accept, fail))
+            case Preempt():
+                fail(ValueError("the run is still starting: try again in a moment"))
+            case _:
+                fail(ValueError(f"the coordinator does not answer {type(message).__name__}"))
 
     # the end
 
     async def _end(self, hub: Hub) -> None:
         reason = self.failure or "the run is over"
-        # The agent last: it ends the groups that do not end by themselves.
-        for peer in sorted(hub.peers(), key=lambda name: name == AGENT_NAME):
+        # The agents last: they end the groups that do not end by themselves.
+        for peer in sorted(hub.peers(), key=lambda name: name.startswith("agent.")):
             try:
                 hub.tell(peer, Shutdown(reason))
             except (PeerGoneError, QueueFullError) as error:

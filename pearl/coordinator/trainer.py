@@ -26,6 +26,7 @@ BYTES_PER_TOKEN = 10  # of a sample: id 4, log-prob 4, mask 1, current 1
 PIECE_ANSWER_S = 60.0
 Spawn = Callable[[str, Coroutine[Any, Any, None]], object]
 Packed = TypeVar("Packed", messages.Sample, messages.Demonstration)
+Moved = TypeVar("Moved", messages.OffloadReply, messages.RestoreReply)
 Failures = (PeerGoneError, QueueFullError, RemoteError, TimeoutError)
 
 
@@ -41,7 +42,9 @@ class Trainer:
         inbox: Inbox,
         spawn: Spawn,
         say: Callable[[str], None],
+        reach_step: Callable[[int], None] = lambda step: None,
     ) -> None:
+        """``reach_step`` is told the step of each new version, once it is on its way to the core."""
         self._config = config
         self._hub = hub
         self._groups = groups
@@ -51,6 +54,7 @@ class Trainer:
         self._inbox = inbox
         self._spawn = spawn
         self._say = say
+        self._reach_step = reach_step
         self.snapshot: Snapshot | None = None  # the newest; None while no training world holds one
 
     # lives
@@ -93,6 +97,7 @@ class Trainer:
                 command.op, command.incarnation, snapshot.version, snapshot.checksum, reply.restored
             )
         )
+        self._reach_step(snapshot.version.step)
 
     async def _send_demonstrations(self, peer: str, count: int) -> None:
         for first in range(0, count, DEMONSTRATIONS_PER_ASK):
@@ -128,6 +133,7 @@ class Trainer:
                 reply.logprob_gap_tokens,
             )
         )
+        self._reach_step(snapshot.version.step)
 
     async def _ask_step(self, peer: str, command: commands.Train) -> messages.TrainStepReply:
         assert self.snapshot is not None, "nothing is trained before the trainer is ready"
@@ -142,6 +148,48 @@ class Trainer:
             peer, request, deadline_s=limit_s, reply_type=messages.TrainStepReply
         )
         return reply
+
+    # lending its GPUs
+
+    def offload(self, command: commands.OffloadTraining) -> None:
+        self._spawn(f"OffloadTraining {command.op}", self._offload(command))
+
+    async def _offload(self, command: commands.OffloadTraining) -> None:
+        began = self._hub.clock.now()
+        reply = await self._ask_idle(command.incarnation, messages.Offload(), messages.OffloadReply)
+        if reply is not None:
+            seconds = self._hub.clock.now() - began
+            await self._inbox.put(
+                events.TrainingOffloaded(
+                    command.op, command.incarnation, reply.released_bytes, seconds, reply.parts
+                )
+            )
+
+    def restore(self, command: commands.RestoreTraining) -> None:
+        self._spawn(f"RestoreTraining {command.op}", self._restore(command))
+
+    async def _restore(self, command: commands.RestoreTraining) -> None:
+        began = self._hub.clock.now()
+        reply = await self._ask_idle(command.incarnation, messages.Restore(), messages.RestoreReply)
+        if reply is not None:
+            seconds = self._hub.clock.now() - began
+            await self._inbox.put(
+                events.TrainingRestored(command.op, command.incarnation, seconds, reply.parts)
+            )
+
+    async def _ask_idle(
+        self, incarnation: int, request: messages.Offload | messages.Restore, reply_type: type[Moved]
+    ) -> Moved | None:
+        """The answer; without one the world is condemned, since what its devices hold is not known any more."""
+        life = self._processes.find("training", 0, incarnation)
+        if life is None:
+            return None  # its loss has been told
+        limit_s = self._config.runtime.train_timeout_s
+        try:
+            return await self._hub.ask(life.name, request, deadline_s=limit_s, reply_type=reply_type)
+        except Failures as error:
+            life.condemn(f"{type(request).__name__} failed: {error}")
+            return None
 
     def _sample(self, sample: commands.TrainSample, version: Version) -> messages.Sample:
         head = (sample.trajectory, sample.group, sample.reward, sample.masked)

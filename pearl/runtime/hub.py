@@ -38,7 +38,7 @@ from pearl.runtime.liveness import Lateness
 from pearl.runtime.membership import Member, Membership, peer_name
 from pearl.runtime.posting import Posting
 from pearl.runtime.transport import Ear, Port
-from pearl.state.messages.control import Ack, Hello
+from pearl.state.messages.control import Ack, Hello, Welcome
 
 __all__ = [
     "Asked",
@@ -72,7 +72,7 @@ class Hub:
 
     Args:
         address: where to listen; with port 0, ``self.address`` says which port was chosen.
-        run_id: a hello for another run is refused.
+        run_id: a hello for another run is refused; who does not know it learns it from the answer to its hello.
         messages: the tagged struct types that peers may send, as a union.
         queue_messages: bound of the queue to each peer and of the one to ``receive``. When that one is full the socket
             is not read, answers included, until ``receive`` has taken half of it: the receiver must not wait for
@@ -102,10 +102,14 @@ class Hub:
         self._keepalive_period_s = keepalive_period_s
         self._reader = FrameReader(messages | Hello | Ack, max_frame_bytes)
         self._members = Membership(run_id)
+        self._welcome = Welcome(run_id)
         self._posting = Posting(self._members, self.faults, queue_messages, self._transmit)
         self._asks = Asks(clock, self._poll)
         self._inbound: deque[Inbound] = deque()
         self._arrived = asyncio.Event()
+        self._num_delivered = 0  # to ``receive``, in all
+        self._num_handled = 0  # of those: the receiver has come back for more
+        self._handled = asyncio.Event()  # pulsed whenever one more is
         self._failure: Exception | None = None
         self._lateness = Lateness(keepalive_period_s, clock.now())
         self._late_log = LimitedLog(log)
@@ -178,7 +182,9 @@ class Hub:
         return reply
 
     async def receive(self) -> Inbound:
-        """What came next; for one receiver. Waits as long as nothing comes."""
+        """What came next, for one receiver, who has handled it when it calls again. Waits as long as nothing comes."""
+        self._num_handled = self._num_delivered - len(self._inbound)
+        self._handled.set()
         while not self._inbound or self._failure is not None:
             if self._failure is not None:
                 raise self._failure
@@ -187,6 +193,14 @@ class Hub:
         item = self._inbound.popleft()
         self._ear.mind(len(self._inbound))
         return item
+
+    async def caught_up(self) -> None:
+        """Until all that has arrived by now was handled by the receiver: what a peer told before it answered an ask
+        comes after the answer for the asker, who waits here. Not for the receiver itself."""
+        target = self._num_delivered
+        while self._num_handled < target:
+            self._handled.clear()
+            await self._handled.wait()
 
     def drop(self, peer: str, reason: str) -> None:
         """Forget the peer: what was asked of it fails, what waits to be sent is discarded, and it is told to end.
@@ -203,6 +217,10 @@ class Hub:
 
     def hello(self, peer: str) -> Hello:
         return self._member(peer).hello
+
+    def is_connected(self, peer: str) -> bool:
+        """Whether frames for it found a way when last tried, at most a keepalive period ago."""
+        return peer in self._members.by_name and not self._posting.is_unconnected(peer)
 
     def last_heard(self, peer: str) -> float:
         """When something last came from it, on ``clock``."""
@@ -312,7 +330,9 @@ class Hub:
         elif kind is Kind.TELL:
             self._deliver(Told(member.name, message))
         elif isinstance(message, Hello):
-            self._answer(member, Kind.REPLY, op, encode(Ack()))  # it had not seen the first answer yet
+            self._answer(
+                member, Kind.REPLY, op, encode(self._welcome)
+            )  # it had not seen the first answer yet
         else:
             self._deliver(self._asked(member, op, message))
 
@@ -327,6 +347,7 @@ class Hub:
 
     def _deliver(self, item: Inbound) -> None:
         self._inbound.append(item)
+        self._num_delivered += 1
         self._arrived.set()
         self._ear.mind(len(self._inbound))
 
@@ -359,7 +380,7 @@ class Hub:
         outbox = self._posting.make_outbox(name, route)
         member = Member(name, route, hello, outbox, now, envelope.sequence + 1)
         self._members.add(member)
-        self._posting.post(member, Kind.REPLY, envelope.op, encode(Ack()))
+        self._posting.post(member, Kind.REPLY, envelope.op, encode(self._welcome))
         log.info("%s joined: pid %d on %s", name, hello.pid, hello.host)
         self._deliver(Joined(name, hello))
 

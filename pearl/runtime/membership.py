@@ -57,7 +57,8 @@ class Membership:
 
     def objection(self, hello: Hello) -> str:
         """Why not to let it in; "" = welcome."""
-        if hello.run_id != self._run_id:
+        is_new_here = not hello.run_id and hello.kind in ("agent", "admin")
+        if hello.run_id != self._run_id and not is_new_here:
             return f"it belongs to run {hello.run_id!r}, this is run {self._run_id!r}"
         if (member := self.by_name.get(peer_name(hello))) is not None:
             return f"there is a {member.name} already: pid {member.hello.pid} on {member.hello.host}"

@@ -32,7 +32,7 @@ from pearl.runtime.liveness import Lateness, Silence
 from pearl.runtime.membership import peer_name
 from pearl.runtime.supervisor import supervise
 from pearl.runtime.transport import Ear, Outbox, Port
-from pearl.state.messages.control import Ack, Heartbeat, Hello, Shutdown
+from pearl.state.messages.control import Ack, Heartbeat, Hello, Shutdown, Welcome
 
 __all__ = ["FrameTooLargeError", "Handler", "Peer", "PeerGoneError", "RefusedError", "RemoteError"]
 
@@ -75,6 +75,9 @@ class Peer:
         self.name = peer_name(hello)
         self.faults = Faults(self.clock)
         self.malformed = 0
+        self.run_id = hello.run_id  # known when it has been let in
+        self.has_joined = False  # was let in, whatever happened then
+        self.was_shut_down = False  # ended because it was told to
         self._address = address
         self._hello = hello
         self._handler = handler
@@ -83,7 +86,7 @@ class Peer:
         self._lease_s = lease_s
         self._queue_messages = queue_messages
         self._max_frame_bytes = max_frame_bytes
-        self._reader = FrameReader(messages | Shutdown | Ack, max_frame_bytes)
+        self._reader = FrameReader(messages | Shutdown | Ack | Welcome, max_frame_bytes)
         self._asks = Asks(self.clock, self._poll)
         self._outbox = Outbox(COORDINATOR, self._send, queue_messages)
         self._room = asyncio.Event()  # the outbox is not full, or the peer has ended
@@ -207,13 +210,19 @@ class Peer:
         """Say hello until it is answered, then wait for the end."""
         while not self._joined.is_set():
             try:
-                await self._asks.ask(COORDINATOR, "Hello", HELLO_PERIOD_S, self._say_hello)
-                self._joined.set()
+                welcome = await self._asks.ask(COORDINATOR, "Hello", HELLO_PERIOD_S, self._say_hello)
+                self._let_in(welcome)
             except TimeoutError:
                 log.info("%s: no answer from %s yet", self.name, self._address)
             except PeerGoneError:
                 break  # ended meanwhile
         await self._ended.wait()
+
+    def _let_in(self, answer: msgspec.Struct) -> None:
+        if isinstance(answer, Welcome):
+            self.run_id = answer.run_id
+        self.has_joined = True
+        self._joined.set()
 
     def _say_hello(self, op: int) -> None:
         self._outbox.put_if_idle(Kind.ASK, op, encode(self._hello))
@@ -290,6 +299,7 @@ class Peer:
         if kind is Kind.REPLY or kind is Kind.ERROR:
             self._asks.settle(COORDINATOR, op, message)
         elif isinstance(message, Shutdown):
+            self.was_shut_down = not self._ended.is_set()
             self._finish(f"shutdown: {message.reason}")
         elif kind is Kind.TELL:
             self._tells.append(message)

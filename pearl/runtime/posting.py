@@ -65,6 +65,10 @@ class Posting:
             log.info("%s is connected again", name)
         return [name for name in self._unconnected if names[name].hello.kind == "admin"]
 
+    def is_unconnected(self, name: str) -> bool:
+        """It had no connection when last sent to."""
+        return name in self._unconnected
+
     def _send(self, name: str, route: bytes, frame: bytes) -> bool:
         if self._faults.active:
             if self._faults.is_cut(name):

@@ -15,8 +15,14 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     incarnation: int
     host: str
     pid: int
-    run_id: str  # refused when it is not this run's
+    run_id: str  # refused when it is not this run's; agents and admins that know no run leave it empty
     kv_address: str = ""  # where a rollout worker takes KV, to be named as ``pair``; "" = it takes none
+
+
+class Welcome(msgspec.Struct, frozen=True, tag=True):
+    """Answer to a hello."""
+
+    run_id: str
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
@@ -44,7 +50,8 @@ class Gpu(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AgentReport(msgspec.Struct, frozen=True, tag=True):
-    """What a node agent's host offers; told once after its hello."""
+    """What a node agent's host offers, once after its hello: told by the agent of the coordinator's own host, asked by
+    one of another host, whose answer is an Ack or an error that says why it is not taken."""
 
     host: str
     gpus: tuple[Gpu, ...]
@@ -57,6 +64,12 @@ class Notice(msgspec.Struct, frozen=True, tag=True):
     """Told by an agent whose host is about to be taken away: it must be free of us within the grace."""
 
     grace_s: float
+    reason: str
+
+
+class Leaving(msgspec.Struct, frozen=True, tag=True):
+    """The last word of an agent of another host: its groups have ended, and so will it in a moment."""
+
     reason: str
 
 
@@ -81,8 +94,16 @@ class PreemptReply(msgspec.Struct, frozen=True, tag=True):
     gpus: tuple[str, ...]  # that arrive or are reclaimed
 
 
+COORDINATOR_PLACEHOLDER = "{coordinator}"
+DIRECTORY_PLACEHOLDER = "{directory}"
+
+
 class StartGroup(msgspec.Struct, frozen=True, tag=True):
-    """Start processes as one fault domain: a torchrun group, or one plain process (``num_processes=0``)."""
+    """Start processes as one fault domain: a torchrun group, or one plain process (``num_processes=0``).
+
+    In its arguments "{coordinator}" stands for the address at which its agent reaches the coordinator, "{directory}"
+    for the directory of its logs and ``files``; an agent on whose host ``log_directory`` is not there chooses one.
+    """
 
     group: str  # unique within the run, e.g. "rollout.1.3"
     module: str  # python -m MODULE
@@ -91,6 +112,7 @@ class StartGroup(msgspec.Struct, frozen=True, tag=True):
     num_processes: int  # processes under torchrun; 0 = one plain process
     log_directory: str
     shutdown_grace_s: float = 5.0
+    files: dict[str, bytes] = {}  # written into its directory before it starts
 
 
 class StartGroupReply(msgspec.Struct, frozen=True, tag=True):
@@ -135,6 +157,7 @@ class Ack(msgspec.Struct, frozen=True, tag=True):
 
 ControlMessage = (
     Hello
+    | Welcome
     | Heartbeat
     | Shutdown
     | AgentReport
@@ -147,6 +170,7 @@ ControlMessage = (
     | StatusReply
     | Ack
     | Notice
+    | Leaving
     | GpusReturned
     | Preempt
     | PreemptReply

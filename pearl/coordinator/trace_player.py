@@ -1,0 +1,89 @@
+"""Plays a trace of arrivals and reclaims into the running job, each event at its time or step.
+
+Its GPUs are chosen as those of ``pearl preempt`` are. An event that cannot be carried out is told, and the run goes on.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from pearl.coordinator.inbox import Inbox, Injected
+from pearl.runtime.clock import Clock
+from pearl.state.ids import GpuId
+from pearl.state.messages.control import Preempt
+from pearl.state.trace import TraceEvent
+
+log = logging.getLogger(__name__)
+
+
+class Steps:
+    """The trainer's step, for those who wait for one."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+        self._changed = asyncio.Event()
+
+    def reach(self, step: int) -> None:
+        self._step = step
+        self._changed.set()
+
+    async def until(self, step: int) -> None:
+        """As long as it takes: the end of the run ends whoever waits."""
+        while self._step < step:
+            self._changed.clear()
+            await self._changed.wait()
+
+
+class TracePlayer:
+    def __init__(
+        self,
+        trace: Sequence[TraceEvent],
+        clock: Clock,
+        start: float,
+        steps: Steps,
+        inbox: Inbox,
+        say: Callable[[str], None],
+    ) -> None:
+        """The trace begins at ``start`` on ``clock``: when the run did, in whichever of its lives."""
+        self._trace = trace
+        self._clock = clock
+        self._start = start
+        self._steps = steps
+        self._inbox = inbox
+        self._say = say
+
+    async def play(self) -> None:
+        for event in self._trace:
+            await self._wait_for(event)
+            await self._inbox.put(self._injected(event))
+        self._say(f"trace: all {len(self._trace)} events have been played")
+
+    async def _wait_for(self, event: TraceEvent) -> None:
+        if event.at_s is not None:
+            await self._clock.sleep(max(0.0, self._start + event.at_s - self._clock.now()))
+        elif event.at_step is not None:
+            await self._steps.until(event.at_step)
+
+    def _injected(self, event: TraceEvent) -> Injected:
+        moment = f"{event.at_s:g} s" if event.at_s is not None else f"step {event.at_step}"
+        what = f"trace, {moment}: {event.action} of {', '.join(event.gpus) or f'{event.count} GPU(s)'}"
+
+        def accept(gpus: tuple[GpuId, ...]) -> None:
+            log.info("%s: %s", what, ", ".join(gpus))
+
+        def refuse(error: ValueError) -> None:
+            log.warning("%s is left out: %s", what, error)
+            self._say(f"{what} is left out: {error}")
+
+        request = Preempt(event.action, event.gpus, event.count, event.grace_s)
+        return Injected(request, accept, refuse)
+
+
+def rest(trace: Sequence[TraceEvent], seconds: float, step: int) -> list[TraceEvent]:
+    """What a run that is resumed ``seconds`` after its beginning, at ``step``, has not had yet."""
+    return [
+        event
+        for event in trace
+        if (event.at_s is not None and event.at_s > seconds)
+        or (event.at_step is not None and event.at_step > step)
+    ]
