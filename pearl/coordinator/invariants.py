@@ -1,5 +1,7 @@
 """What holds between any two events, whatever happened: the core's ``check()``."""
 
+from collections import Counter
+
 from pearl.coordinator.core_state import CoreState
 from pearl.pipeline.episode import Trajectory
 from pearl.state.config import Config
@@ -8,17 +10,22 @@ from pearl.state.ids import Slot
 
 def check(state: CoreState, config: Config) -> None:
     state.table.check()
-    running = _check_trajectories(state, config)
-    assert len(state.rollout.dispatch.attempts) == sum(running.values())
+    whole, halves, reserved = _check_trajectories(state, config)
+    assert len(state.rollout.dispatch.attempts) == whole.total()
     for slot, row in state.table.rows.items():
-        assert row.running == running.get(slot, 0), (row, running)
+        assert row.running == whole[slot] + halves[slot], (row, whole, halves)
+        assert row.reserved_tokens == reserved[slot], (row, reserved)
     _check_cohorts(state)
 
 
-def _check_trajectories(state: CoreState, config: Config) -> dict[Slot, int]:
-    """Returns the running attempts of each slot."""
+def _check_trajectories(
+    state: CoreState, config: Config
+) -> tuple[Counter[Slot], Counter[Slot], Counter[Slot]]:
+    """Returns each slot's running attempts, the prefill halves it has, and the tokens reserved there."""
     rollout = state.rollout
-    running: dict[Slot, int] = {}
+    whole: Counter[Slot] = Counter()
+    halves: Counter[Slot] = Counter()
+    reserved: Counter[Slot] = Counter()
     in_flight = 0
     for identity, trajectory in rollout.trajectories.items():
         assert identity == trajectory.id
@@ -26,11 +33,14 @@ def _check_trajectories(state: CoreState, config: Config) -> dict[Slot, int]:
         in_flight += trajectory.phase not in ("finished", "trained")
         if trajectory.attempt:
             assert rollout.dispatch.attempts[trajectory.attempt] == identity
-            running[trajectory.slot] = running.get(trajectory.slot, 0) + 1
+            whole[trajectory.slot] += 1
+            reserved[trajectory.slot] += trajectory.reserved_tokens
+            if trajectory.prefill_slot is not None:
+                halves[trajectory.prefill_slot] += 1
         if trajectory.op:
             assert rollout.ops[trajectory.op] == identity
     assert in_flight == rollout.in_flight, (in_flight, rollout.in_flight)
-    return running
+    return whole, halves, reserved
 
 
 def _check_phase(trajectory: Trajectory, config: Config) -> None:

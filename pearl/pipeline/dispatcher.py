@@ -5,18 +5,26 @@ enough for the trajectory's cohort, and is not older than what the trajectory ha
 """
 
 import heapq
+from typing import NamedTuple
 
 import msgspec
 
 from pearl.pipeline.episode import Trajectory
 from pearl.pipeline.evaluation import EvaluationRound
-from pearl.pipeline.router import STRATEGIES, Candidate
+from pearl.pipeline.router import STRATEGIES, Candidate, DecodeCandidate, choose_decode
 from pearl.state.commands import Generate
 from pearl.state.config import RolloutConfig
 from pearl.state.effects import Effects
-from pearl.state.ids import AttemptId, Slot, TrajectoryId
+from pearl.state.ids import AttemptId, Incarnation, Slot, TrajectoryId
 from pearl.state.lineage import Lineages
 from pearl.state.worker_table import WorkerRow, WorkerTable
+
+
+class Route(NamedTuple):
+    """A worker that does all, or one that decodes and another that prefills for it."""
+
+    row: WorkerRow
+    prefill: WorkerRow | None = None
 
 
 class DispatchState(msgspec.Struct):
@@ -65,25 +73,52 @@ class Dispatcher:
             trajectory = trajectories.get(entry[1])
             if trajectory is None or trajectory.phase != "ready":
                 continue
-            row = self._route(trajectory, rows, evaluation)
-            if row is None:
+            route = self._route(trajectory, rows, evaluation)
+            if route is None:
                 waiting.append(entry)
                 continue
-            self._send(trajectory, row, now)
-            if row.running >= self._config.max_requests_per_worker:
-                rows.remove(row)
+            self._send(trajectory, route, now)
+            rows = [row for row in rows if row.running < self._config.max_requests_per_worker]
         for entry in waiting:
             heapq.heappush(ready, entry)
 
     def _route(
         self, trajectory: Trajectory, rows: list[WorkerRow], evaluation: EvaluationRound | None
-    ) -> WorkerRow | None:
+    ) -> Route | None:
+        able = [row for row in rows if self._may_serve(trajectory, row, evaluation)]
+        decoders = [row for row in able if row.role == "decode"]
+        if decoders and (pair := self._route_pair(trajectory, able, decoders)):
+            return pair
+        whole = self._nearest(trajectory, [row for row in able if row.role == "colocated"])
+        return None if whole is None else Route(whole)
+
+    def _route_pair(
+        self, trajectory: Trajectory, able: list[WorkerRow], decoders: list[WorkerRow]
+    ) -> Route | None:
+        """Prefill by prefix and queue, decode by load and room; both serve the same version."""
+        prefill = self._nearest(
+            trajectory,
+            [
+                row
+                for row in able
+                if row.role == "prefill" and any(row.version == other.version for other in decoders)
+            ],
+        )
+        if prefill is None:
+            return None
+        capacity = self._config.kv_capacity_tokens
         candidates = [
-            Candidate(row.slot, row.running, self._cached(trajectory, row))
-            for row in rows
-            if self._may_serve(trajectory, row, evaluation)
+            DecodeCandidate(row.slot, row.running, capacity - row.reserved_tokens)
+            for row in decoders
+            if row.version == prefill.version
         ]
-        slot = self._choose(trajectory.tokens, self._home(trajectory), candidates)
+        slot = choose_decode(trajectory.tokens + self.allowance(trajectory), candidates)
+        assert slot is not None
+        return Route(self._table.rows[slot], prefill)
+
+    def _nearest(self, trajectory: Trajectory, rows: list[WorkerRow]) -> WorkerRow | None:
+        candidates = [Candidate(row.slot, row.running, self._cached(trajectory, row)) for row in rows]
+        slot = self._choose(trajectory.tokens, self._home(trajectory, rows), candidates)
         return None if slot is None else self._table.rows[slot]
 
     def _may_serve(self, trajectory: Trajectory, row: WorkerRow, evaluation: EvaluationRound | None) -> bool:
@@ -97,19 +132,22 @@ class Dispatcher:
             return False
         return version.step >= trajectory.cohort - self._config.staleness_bound
 
-    def _home(self, trajectory: Trajectory) -> Slot | None:
-        if trajectory.home is None:
+    def _home(self, trajectory: Trajectory, rows: list[WorkerRow]) -> Slot | None:
+        """Where its prefix is, while that worker lives and still does the work of ``rows``."""
+        if trajectory.home is None or not rows:
             return None
         row = self._table.current(trajectory.home, trajectory.home_incarnation)
-        return None if row is None else row.slot
+        return None if row is None or row.role != rows[0].role else row.slot
 
     @staticmethod
     def _cached(trajectory: Trajectory, row: WorkerRow) -> int:
         same = row.incarnation == trajectory.home_incarnation and row.version == trajectory.home_version
         return trajectory.cached_tokens if same and row.slot == trajectory.home else 0
 
-    def _send(self, trajectory: Trajectory, row: WorkerRow, now: float) -> None:
+    def _send(self, trajectory: Trajectory, route: Route, now: float) -> None:
         config = self._config
+        row, prefill = route
+        first = row if prefill is None else prefill
         attempt = AttemptId(self._effects.new_op())
         self._effects.emit(
             Generate(
@@ -121,15 +159,22 @@ class Dispatcher:
                 context_tokens=trajectory.tokens,
                 max_new_tokens=self.allowance(trajectory),
                 greedy=trajectory.evaluation is not None,
+                prefill_slot=None if prefill is None else prefill.slot,
+                prefill_incarnation=Incarnation(0) if prefill is None else prefill.incarnation,
             )
         )
         trajectory.phase = "generating"
         trajectory.attempt = attempt
         trajectory.slot = row.slot
         trajectory.since_s = now
-        trajectory.home, trajectory.home_incarnation = row.slot, row.incarnation
-        trajectory.home_version = row.version
+        trajectory.home, trajectory.home_incarnation = first.slot, first.incarnation
+        trajectory.home_version = first.version
+        trajectory.reserved_tokens = trajectory.tokens + self.allowance(trajectory)
         row.running += 1
+        row.reserved_tokens += trajectory.reserved_tokens
+        if prefill is not None:
+            trajectory.prefill_slot = prefill.slot
+            prefill.running += 1
         self.state.attempts[attempt] = trajectory.id
         left = min(config.turn_deadline_s, config.trajectory_deadline_s - trajectory.spent_s)
         heapq.heappush(self.state.deadlines, (now + left, attempt))

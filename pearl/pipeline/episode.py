@@ -26,7 +26,9 @@ class Trajectory(msgspec.Struct):
     turns: list[Turn] = msgspec.field(default_factory=list)
     attempt: AttemptId = AttemptId(0)
     op: OpId = OpId(0)
-    slot: Slot = Slot(-1)  # of the running attempt
+    slot: Slot = Slot(-1)  # of the running attempt; of a pair, the one that decodes
+    prefill_slot: Slot | None = None  # of a pair, until its half is done
+    reserved_tokens: int = 0  # of KV, counted at ``slot``
     env_open: bool = False
     step_owed: bool = False  # a finished turn's action has not been answered by the environment
     truncated: bool = False  # that turn ended by its length limit

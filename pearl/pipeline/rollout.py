@@ -222,8 +222,11 @@ class Rollout:
                 counters.stale_events += 1
                 continue
             trajectory = self.state.trajectories[trajectory_id]
+            self._count_prefill(trajectory, delta.prefilled_tokens)
             trajectory.add_delta(delta, row.slot)
-            counters.prefilled_tokens += delta.prefilled_tokens
+            if row.slot != trajectory.slot:
+                self._prefill_ended(trajectory, row, delta.finish)
+                continue
             if trajectory.evaluation is None:
                 counters.tokens_generated += delta.count
             else:
@@ -232,6 +235,28 @@ class Rollout:
                 ended = True
                 self._attempt_ended(trajectory, row, delta.finish, now)
         return ended
+
+    def _count_prefill(self, trajectory: Trajectory, tokens: int) -> None:
+        turn = trajectory.turns[-1]
+        first_time = max(0, min(tokens, turn.new_prompt_tokens - turn.prefilled_tokens))
+        self._counters.prefilled_tokens += tokens
+        self._counters.reprefilled_tokens += tokens - first_time
+
+    def _prefill_ended(self, trajectory: Trajectory, row: WorkerRow, finish: FinishReason | None) -> None:
+        """The prefill half is done; when it failed, the decode half waits in vain and is told so."""
+        if trajectory.prefill_slot != row.slot:
+            return  # what came after its end
+        self._release_prefill(trajectory)
+        if finish is not None:
+            row.errors += finish == "error"
+            trajectory.errors += finish == "error"
+            trajectory.home = None
+            self._abort(trajectory)
+
+    def _release_prefill(self, trajectory: Trajectory) -> None:
+        if trajectory.prefill_slot is not None:
+            self._table.rows[trajectory.prefill_slot].running -= 1
+            trajectory.prefill_slot = None
 
     def _attempt_ended(
         self, trajectory: Trajectory, row: WorkerRow, finish: FinishReason, now: float
@@ -242,7 +267,7 @@ class Rollout:
             row.errors += 1
             trajectory.errors += 1
             self._counters.failed_attempts += 1
-        else:
+        elif finish != "abort":
             row.errors = trajectory.errors = 0
         if trajectory.restart:
             self.restart(trajectory)
@@ -269,16 +294,26 @@ class Rollout:
             self.dispatcher.push(trajectory)
 
     def _release_attempt(self, trajectory: Trajectory, row: WorkerRow, now: float) -> None:
-        del self.state.dispatch.attempts[trajectory.attempt]
-        trajectory.attempt = AttemptId(0)
+        attempt, trajectory.attempt = trajectory.attempt, AttemptId(0)
+        del self.state.dispatch.attempts[attempt]
         trajectory.spent_s += now - trajectory.since_s
         trajectory.generate_s += now - trajectory.since_s
         row.running -= 1
+        row.reserved_tokens -= trajectory.reserved_tokens
+        if trajectory.prefill_slot is not None:  # it did not come to its end: it must not go on for nothing
+            prefill = self._table.rows[trajectory.prefill_slot]
+            self._effects.emit(Abort(attempt, prefill.slot, prefill.incarnation))
+            self._release_prefill(trajectory)
 
     def on_worker_lost(self, slot: Slot, now: float) -> None:
         """Its attempts go on elsewhere from the tokens they have streamed."""
         row = self._table.rows[slot]
-        lost = [t for t in self.state.trajectories.values() if t.phase == "generating" and t.slot == slot]
+        generating = [t for t in self.state.trajectories.values() if t.phase == "generating"]
+        for trajectory in [t for t in generating if t.prefill_slot == slot]:
+            self._release_prefill(trajectory)
+            trajectory.home = None
+            self._abort(trajectory)
+        lost = [t for t in generating if t.slot == slot]
         for trajectory in lost:
             self._release_attempt(trajectory, row, now)
             trajectory.home = None

@@ -22,6 +22,20 @@ class Candidate(NamedTuple):
     cached_tokens: int  # of this trajectory's context, in this worker's cache
 
 
+class DecodeCandidate(NamedTuple):
+    slot: Slot
+    running: int
+    free_tokens: int  # of KV capacity that is not spoken for
+
+
+def choose_decode(context_tokens: int, candidates: Sequence[DecodeCandidate]) -> Slot | None:
+    """The shortest queue among those with room for the context, else the one with the most room."""
+    roomy = [c for c in candidates if c.free_tokens >= context_tokens]
+    if roomy:
+        return min(roomy, key=lambda c: (c.running, -c.free_tokens, c.slot)).slot
+    return min(candidates, key=lambda c: (-c.free_tokens, c.slot)).slot if candidates else None
+
+
 Strategy = Callable[[int, Slot | None, Sequence[Candidate]], Slot | None]
 """(context tokens, home, candidates) -> slot, or None to wait. ``home`` is the slot that served the trajectory
 last and still lives (perhaps not among the candidates)."""

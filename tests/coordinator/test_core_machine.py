@@ -38,6 +38,7 @@ class CoreMachine(RuleBasedStateMachine):
         partial=st.booleans(),
         checkpoint_every=st.integers(1, 3),
         can_restore=st.booleans(),
+        pd=st.sampled_from(["colocated", "1P1D", "2P1D", "adaptive"]),
         borrow=st.sampled_from(["never", "always", "gated"]),
         num_ranks=st.integers(1, 3),
         gpus_per_worker=st.integers(1, 2),
@@ -52,6 +53,7 @@ class CoreMachine(RuleBasedStateMachine):
         partial: bool,
         checkpoint_every: int,
         can_restore: bool,
+        pd: str,
         borrow: Any,
         num_ranks: int,
         gpus_per_worker: int,
@@ -71,7 +73,7 @@ class CoreMachine(RuleBasedStateMachine):
                 partial_rollout=partial,
             ),
             training=TrainingConfig(checkpoint_every=checkpoint_every, num_ranks=num_ranks),
-            elastic=ElasticConfig(inter=True, borrow=borrow, preemptible_gpus=3),
+            elastic=ElasticConfig(inter=True, borrow=borrow, pd=pd, preemptible_gpus=3),
         )
         self.world = World(config, seed=seed, can_restore=can_restore)
         self.world.start()

@@ -28,6 +28,7 @@ class Running:
     command: commands.Generate
     left: int
     prefill: int
+    waits_for_kv: bool = False
 
 
 @dataclass
@@ -37,6 +38,8 @@ class Worker:
     running: dict[AttemptId, Running] = field(default_factory=dict)
     sampled: int = 0
     holds_memory: bool = True
+    role: str = "colocated"
+    halves: dict[AttemptId, commands.Generate] = field(default_factory=dict)  # prefill halves it has
 
 
 class World:
@@ -93,7 +96,7 @@ class World:
         """As the service does: tokens are stored before the event, frames of the dead are not."""
         if isinstance(event, events.TokensStreamed):
             for delta in event.deltas:
-                if delta.attempt in self.attempts:
+                if delta.attempt in self.attempts and self.attempts[delta.attempt][0] == event.slot:
                     self.tokens[self.attempts[delta.attempt][1]] += delta.count
                     if delta.finish is not None:
                         del self.attempts[delta.attempt]
@@ -139,6 +142,8 @@ class World:
                 self._stop_worker(command)
             case commands.Interrupt():
                 self._interrupt(command.slot)
+            case commands.SetRole():
+                self._set_role(command)
             case commands.ReleaseWorker():
                 self._release(command)
             case commands.ActivateWorker():
@@ -203,8 +208,16 @@ class World:
 
     def _interrupt(self, slot: Slot) -> None:
         worker = self.workers.get(slot)
-        for attempt in list(worker.running) if worker is not None else []:
+        for attempt in [*worker.running, *worker.halves] if worker is not None else []:
             self._end(slot, attempt, "abort")
+
+    def _set_role(self, command: commands.SetRole) -> None:
+        worker = self.workers.get(command.slot)
+        if worker is not None:
+            assert not worker.running, "a worker changes its role with requests running"
+            assert not worker.halves, "a worker changes its role with prefills running"
+            worker.role = command.role
+            self.post(events.RoleSet(command.op, command.slot, command.incarnation, 0.1), 0.1)
 
     def _release(self, command: commands.ReleaseWorker) -> None:
         worker = self.workers.get(command.slot)
@@ -260,8 +273,7 @@ class World:
         if worker is None:
             return  # it died; its loss is on the way
         if command.mode == "interrupt":
-            for attempt in list(worker.running):
-                self._end(command.slot, attempt, "abort")
+            self._interrupt(command.slot)
         if self.rng.random() < self.update_failure_rate:
             self.post(events.WeightsFailed(command.op, command.slot, command.incarnation, "bucket 4 refused"))
             return
@@ -282,10 +294,45 @@ class World:
         assert command.max_new_tokens > 0
         assert command.context_tokens == self.tokens[command.trajectory], command
         self.attempts[command.attempt] = (command.slot, command.trajectory)
-        worker.running[command.attempt] = Running(
-            command, self.rng.randint(1, command.max_new_tokens), command.context_tokens
-        )
-        self._schedule_token(command.slot, worker.incarnation, command.attempt)
+        running = Running(command, self.rng.randint(1, command.max_new_tokens), command.context_tokens)
+        worker.running[command.attempt] = running
+        if command.prefill_slot is None:
+            assert worker.role == "colocated", (worker.role, command)
+            self._schedule_token(command.slot, worker.incarnation, command.attempt)
+            return
+        assert worker.role == "decode", (worker.role, command)
+        running.waits_for_kv, running.prefill = True, 0
+        prefill = self.workers.get(command.prefill_slot)
+        if prefill is None:
+            return  # it died; its loss is on the way
+        assert prefill.role == "prefill", (prefill.role, command)
+        assert prefill.incarnation == command.prefill_incarnation
+        assert prefill.version == worker.version, "a pair serves one version"
+        prefill.halves[command.attempt] = command
+        self.post(lambda: self._hand_over(command), self.rng.uniform(0.01, 0.3))
+
+    def _hand_over(self, command: commands.Generate) -> None:
+        """The prefill half is done, unless it was ended or died meanwhile; the KV may find nobody."""
+        assert command.prefill_slot is not None
+        prefill = self.workers.get(command.prefill_slot)
+        if prefill is None or command.attempt not in prefill.halves:
+            return
+        if self.rng.random() < self.attempt_error_rate:
+            self._end(command.prefill_slot, command.attempt, "error")
+            return
+        del prefill.halves[command.attempt]
+        self._tell_half(command.prefill_slot, prefill, command.attempt, command.context_tokens, None)
+        worker = self.workers.get(command.slot)
+        running = worker.running.get(command.attempt) if worker is not None else None
+        if worker is not None and running is not None:
+            running.waits_for_kv = False
+            self._schedule_token(command.slot, worker.incarnation, command.attempt)
+
+    def _tell_half(
+        self, slot: Slot, worker: Worker, attempt: AttemptId, prefilled: int, finish: FinishReason | None
+    ) -> None:
+        delta = TokenDelta(attempt, 0, (), prefilled, finish)
+        self.post(events.TokensStreamed(slot, worker.incarnation, (delta,)), 0.01 + 1e-6 * self.sequence)
 
     def _schedule_token(self, slot: Slot, incarnation: Incarnation, attempt: AttemptId) -> None:
         worker = self.workers[slot]
@@ -325,6 +372,9 @@ class World:
         worker = self.workers.get(slot)
         if worker is not None and attempt in worker.running:
             self._emit(slot, attempt, 0, finish)
+        elif worker is not None and attempt in worker.halves:
+            del worker.halves[attempt]
+            self._tell_half(slot, worker, attempt, 0, finish)
 
     def _open(self, command: commands.OpenEpisode) -> None:
         if self.rng.random() < self.env_failure_rate:
