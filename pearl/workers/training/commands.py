@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from pearl.state.messages.training import Demonstration, Sample
+from pearl.state.messages.training import Demonstration, Offload, Restore, Sample
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
@@ -25,7 +25,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     """Leave the world."""
 
 
-Command = Begin | Step | Stop
+Command = Begin | Step | Offload | Restore | Stop
 
 
 @dataclass(slots=True)

@@ -1,4 +1,5 @@
-"""Commands from rank 0 to the other ranks of the training world, as MessagePack over a gloo group of their own.
+"""Commands from rank 0 to the other ranks of the training world, and their reports back, as MessagePack over a gloo
+group of their own.
 
 The other ranks wait here between steps for as long as it takes: being idle is legal, so this group's timeout is
 not that of the collectives of a step. When rank 0 dies its connections close and the wait ends with an error.
@@ -15,6 +16,14 @@ from pearl.workers.training.commands import Command
 
 IDLE_LIMIT = timedelta(days=365)
 """Longer than any job: what ends the wait is the launcher, which ends the whole world when one rank is gone."""
+
+
+class Report(msgspec.Struct, frozen=True):
+    """How a rank got on with handing over its memory."""
+
+    released_bytes: int = 0
+    parts: dict[str, float] = {}  # seconds
+    error: str = ""
 
 
 class ControlChannel:
@@ -40,3 +49,17 @@ class ControlChannel:
         dist.broadcast(torch.from_numpy(data), src=0, group=self._group)
         command: Command = self._decoder.decode(data.data)
         return command
+
+    def gather(self, report: Report) -> list[Report]:
+        """Every rank's, in order, on all ranks. A collective."""
+        data = msgspec.msgpack.encode(report)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self._num_ranks)]
+        dist.all_gather(sizes, torch.tensor([len(data)]), group=self._group)
+        longest = max(int(size.item()) for size in sizes)
+        padded = torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8)
+        found = [torch.empty(longest, dtype=torch.uint8) for _ in range(self._num_ranks)]
+        dist.all_gather(found, padded, group=self._group)
+        return [
+            msgspec.msgpack.decode(part.numpy().data[: int(size.item())], type=Report)
+            for part, size in zip(found, sizes, strict=True)
+        ]

@@ -58,16 +58,17 @@ class Policy:
     def gradient_norm(self) -> float:
         """L2, over all ranks' shards."""
         squares = torch.zeros(1, dtype=torch.float64, device=self.device)
-        for gradient in self._gradients():
+        for gradient in self.gradients():
             squares += gradient.double().square().sum()
         dist.all_reduce(squares)
         return math.sqrt(squares.item()) if squares.item() >= 0 else math.nan
 
     def scale_gradients(self, factor: float) -> None:
-        for gradient in self._gradients():
+        for gradient in self.gradients():
             gradient.mul_(factor)
 
-    def _gradients(self) -> Iterator[torch.Tensor]:
+    def gradients(self) -> Iterator[torch.Tensor]:
+        """This rank's parts of those there are."""
         for parameter in self.parameters.values():
             if parameter.grad is not None:
                 yield local(parameter.grad)

@@ -1,9 +1,12 @@
 """What rank 0 answers to the coordinator: it collects samples and demonstrations, and checks each command before
 the training world acts on it. Runs on the event loop; the work itself is done elsewhere, by ``execute``.
+
+The world does one thing at a time. While its state is off the devices, samples may come but no step is trained.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Protocol
 
 from pearl.state.config import Config
@@ -12,6 +15,10 @@ from pearl.state.messages.training import (
     AddDemonstrations,
     AddSamples,
     Demonstration,
+    Offload,
+    OffloadReply,
+    Restore,
+    RestoreReply,
     Sample,
     StartTraining,
     StartTrainingReply,
@@ -20,8 +27,8 @@ from pearl.state.messages.training import (
 )
 from pearl.workers.training.commands import Begin, Command, Progress, Step
 
-Message = AddSamples | AddDemonstrations | StartTraining | TrainStep | Shutdown
-Reply = StartTrainingReply | TrainStepReply
+Message = AddSamples | AddDemonstrations | StartTraining | TrainStep | Offload | Restore | Shutdown
+Reply = StartTrainingReply | TrainStepReply | OffloadReply | RestoreReply
 NEWEST = -1
 """``StartTraining.restore_step`` that asks for the newest complete checkpoint."""
 
@@ -54,8 +61,8 @@ class TrainingService:
         self._samples: dict[int, dict[int, Sample]] = {}  # step -> trajectory -> sample
         self._repeated = 0  # samples that came again
         self._step: int | None = None  # to be trained next; None before the start
-        self._is_starting = False
-        self._is_training = False
+        self._is_working = False
+        self._is_offloaded = False  # wholly or, after an offload that failed, partly
 
     async def handle(self, message: Message) -> Reply | Ack | None:
         """Raises ValueError for a command that does not fit; the world is then as it was."""
@@ -68,12 +75,16 @@ class TrainingService:
                 return await self._start(message)
             case TrainStep():
                 return await self._train(message)
+            case Offload():
+                return await self._offload(message)
+            case Restore():
+                return await self._restore(message)
             case Shutdown():
                 return None
 
     def heartbeat(self) -> Heartbeat:
-        working = self._is_starting or self._is_training
-        return Heartbeat(self._progress.micro_batches, self._progress.busy if working else "", int(working))
+        busy = self._progress.busy if self._is_working else ""
+        return Heartbeat(self._progress.micro_batches, busy, int(self._is_working))
 
     # collecting
 
@@ -105,20 +116,27 @@ class TrainingService:
     # working
 
     async def _start(self, message: StartTraining) -> Reply:
-        if self._step is not None or self._is_starting:
+        if self._step is not None or self._is_working:
             raise ValueError("the training world has been started; only a new incarnation can start again")
-        self._is_starting = True
-        self._progress.busy = "checkpoint"
-        try:
+        with self._working("checkpoint"):
             restore_step = await asyncio.to_thread(self._find, message.restore_step)
             demonstrations, self._demonstrations = tuple(self._demonstrations), []
             reply = await self._execute(
                 Begin(message.lineage, restore_step, demonstrations if restore_step is None else ())
             )
-        finally:
-            self._is_starting = False
+        assert isinstance(reply, StartTrainingReply), reply
         self._step = reply.snapshot.version.step
         return reply
+
+    @contextlib.contextmanager
+    def _working(self, busy: str) -> Iterator[None]:
+        assert not self._is_working
+        self._is_working = True
+        self._progress.busy = busy
+        try:
+            yield
+        finally:
+            self._is_working = False
 
     def _find(self, asked: int | None) -> int | None:
         """The step to restore, its checkpoint read and found undamaged. Checkpoints after it never happened."""
@@ -134,12 +152,8 @@ class TrainingService:
         held = self._checked_step(message)
         step = Step(message.step, tuple(held.values()), message.checkpoint)
         repeated, self._repeated = self._repeated, 0
-        self._is_training = True
-        self._progress.busy = "training"
-        try:
+        with self._working("training"):
             reply = await self._execute(step)
-        finally:
-            self._is_training = False
         assert isinstance(reply, TrainStepReply), reply
         self._step = reply.snapshot.version.step
         self._samples = {step: held for step, held in self._samples.items() if step >= self._step}
@@ -147,8 +161,11 @@ class TrainingService:
         return reply
 
     def _checked_step(self, message: TrainStep) -> dict[int, Sample]:
-        if self._step is None or self._is_training:
-            raise ValueError(f"step {message.step} cannot be trained while the world starts or trains")
+        self._check_free(f"step {message.step} cannot be trained")
+        if self._is_offloaded:
+            raise ValueError(
+                f"step {message.step} cannot be trained: the training state is off its devices; restore it first"
+            )
         if message.step != self._step:
             raise ValueError(
                 f"step {message.step} is asked for, but version {self._step} is to be trained next"
@@ -159,3 +176,23 @@ class TrainingService:
                 f"step {message.step} is to be trained on {message.num_samples} samples, {len(held)} came"
             )
         return held
+
+    def _check_free(self, what: str) -> None:
+        if self._step is None or self._is_working:
+            doing = f": {self._progress.busy}" if self._is_working else " (it was not started)"
+            raise ValueError(f"{what} while the world starts or works{doing}")
+
+    # lending the devices
+
+    async def _offload(self, message: Offload) -> Reply:
+        self._check_free("the training state cannot leave")
+        self._is_offloaded = True
+        with self._working("offloading"):
+            return await self._execute(message)
+
+    async def _restore(self, message: Restore) -> Reply:
+        self._check_free("the training state cannot come back")
+        with self._working("restoring"):
+            reply = await self._execute(message)
+        self._is_offloaded = False
+        return reply

@@ -237,6 +237,15 @@ class Trainer:
                 writer.write(name, fsdp.whole(tensor))
         return store.latest
 
+    def state(self) -> list[torch.Tensor]:
+        """All that this rank keeps on its device between steps, the gathered weights of a forward given up. No
+        collective."""
+        self.policy.reshard()
+        weights = [tensor for _, tensor in self.policy.tensors()]
+        moments = [tensor for _, tensor in fsdp.optimizer_tensors(self.policy, self._optimizer)]
+        gradients = list(self.policy.gradients())
+        return weights + moments + gradients + list((self._reference or {}).values())
+
     def _served(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self.policy.served_dtype) if tensor.is_floating_point() else tensor
 

@@ -23,7 +23,14 @@ import torch.distributed as dist
 import uvloop
 
 from pearl.state.config import Config
-from pearl.state.messages.training import StartTrainingReply, TrainStepReply
+from pearl.state.messages.training import (
+    Offload,
+    OffloadReply,
+    Restore,
+    RestoreReply,
+    StartTrainingReply,
+    TrainStepReply,
+)
 from pearl.workers.links.address import advertised_address
 from pearl.workers.links.image import SnapshotStore
 from pearl.workers.links.sender import LinkServer
@@ -32,6 +39,7 @@ from pearl.workers.training.checkpoint import CheckpointStore
 from pearl.workers.training.commands import Begin, Command, Progress, Step, Stop
 from pearl.workers.training.control import ControlChannel
 from pearl.workers.training.process import make_peer, parse
+from pearl.workers.training.residency import TrainingResidency, check, slowest
 from pearl.workers.training.service import Reply, TrainingService
 from pearl.workers.training.trainer import Trainer, checkpoint_root
 
@@ -72,6 +80,9 @@ class Rank:
         self._trainer = Trainer(
             self._config, self._options.vocabulary_size, device, self.checkpoints, self._progress
         )
+        self._residency = TrainingResidency(
+            self._trainer, self.channel, device, self._config.elastic.verify_state
+        )
         if self._rank == 0:
             self._open_store()
 
@@ -97,6 +108,10 @@ class Rank:
                 return self._begin(command)
             case Step():
                 return self._step(command)
+            case Offload():
+                return self._offload()
+            case Restore():
+                return self._restore()
             case Stop():
                 return None
 
@@ -125,6 +140,20 @@ class Rank:
         return TrainStepReply(
             snapshot, checkpoint_step, metrics, result.max_logprob_gap, result.logprob_gap_tokens
         )
+
+    def _offload(self) -> OffloadReply | None:
+        reports = self._residency.offload()
+        if self._rank:
+            return None
+        check(reports, "did not leave")
+        return OffloadReply(sum(report.released_bytes for report in reports), slowest(reports))
+
+    def _restore(self) -> RestoreReply | None:
+        reports = self._residency.restore()
+        if self._rank:
+            return None
+        check(reports, "did not come back")
+        return RestoreReply(slowest(reports))
 
 
 class WorkThread:

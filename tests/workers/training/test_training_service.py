@@ -13,6 +13,10 @@ from pearl.state.messages.control import Ack, Shutdown
 from pearl.state.messages.training import (
     AddDemonstrations,
     AddSamples,
+    Offload,
+    OffloadReply,
+    Restore,
+    RestoreReply,
     StartTraining,
     StartTrainingReply,
     TrainStep,
@@ -31,6 +35,7 @@ class World:
         self.commands: list[Command] = []
         self.gate = asyncio.Event()
         self.gate.set()
+        self.is_broken = False
         self.began = asyncio.Event()  # a command waits at the closed gate
         self.progress = Progress()
         self.checkpoints = CheckpointStore(root, keep=2)
@@ -47,6 +52,12 @@ class World:
         if isinstance(command, Begin):
             snapshot = make_snapshot(Version(command.lineage, command.restore_step or 0))
             return StartTrainingReply(snapshot, command.restore_step is not None, {})
+        if isinstance(command, Offload):
+            return OffloadReply(100, {"release": 0.1})
+        if isinstance(command, Restore):
+            if self.is_broken:
+                raise ValueError("no room")
+            return RestoreReply({"restore": 0.1})
         assert isinstance(command, Step)
         return TrainStepReply(make_snapshot(Version(0, command.step + 1)), None, {}, 0.0, 0)
 
@@ -124,7 +135,7 @@ async def test_samples_of_the_next_step_may_come_while_one_is_trained(world: Wor
         await world.began.wait()
         assert world.service.heartbeat().busy == "training"
         await world.service.handle(AddSamples(1, make_samples(3)))
-        with pytest.raises(ValueError, match="while the world starts or trains"):
+        with pytest.raises(ValueError, match="while the world starts or works: training"):
             await world.service.handle(TrainStep(0, 2, False))
         world.gate.set()
         await training
@@ -172,6 +183,56 @@ async def test_a_checkpoint_that_is_not_there_is_refused(world: World, step: int
     with pytest.raises(ValueError, match="complete"):
         await world.service.handle(StartTraining(2, step))
     assert world.commands == []
+
+
+async def test_while_the_state_is_away_samples_come_and_no_step_is_trained(world: World) -> None:
+    await world.started()
+    await world.service.handle(AddSamples(0, make_samples(2)))
+    assert await world.service.handle(Offload()) == OffloadReply(100, {"release": 0.1})
+    await world.service.handle(AddSamples(0, make_samples(4)))
+    with pytest.raises(ValueError, match="step 0 cannot be trained: the training state is off its devices"):
+        await world.service.handle(TrainStep(0, 4, False))
+    assert await world.service.handle(Restore()) == RestoreReply({"restore": 0.1})
+    reply = await world.service.handle(TrainStep(0, 4, False))
+    assert isinstance(reply, TrainStepReply)
+
+
+async def test_mh_02_a_restore_that_failed_is_tried_again_before_any_step(world: World) -> None:
+    await world.started()
+    await world.service.handle(Offload())
+    world.is_broken = True
+    with pytest.raises(ValueError, match="no room"):
+        await world.service.handle(Restore())
+    with pytest.raises(ValueError, match="restore it first"):
+        await world.service.handle(TrainStep(0, 0, False))
+    world.is_broken = False
+    await world.service.handle(Restore())
+    await world.service.handle(TrainStep(0, 0, False))
+
+
+async def test_the_state_leaves_between_steps_only(world: World) -> None:
+    with pytest.raises(ValueError, match="it was not started"):
+        await world.service.handle(Offload())
+    await world.started()
+    world.gate.clear()
+    async with asyncio.TaskGroup() as tasks:
+        training = tasks.create_task(world.service.handle(TrainStep(0, 0, False)))
+        await world.began.wait()
+        for message in (Offload(), Restore()):
+            with pytest.raises(ValueError, match="works: training"):
+                await world.service.handle(message)
+        world.gate.set()
+        await training
+        world.gate.clear()
+        world.began.clear()
+        leaving = tasks.create_task(world.service.handle(Offload()))
+        await world.began.wait()
+        assert (world.service.heartbeat().busy, world.service.heartbeat().pending) == ("offloading", 1)
+        with pytest.raises(ValueError, match="works: offloading"):
+            await world.service.handle(TrainStep(1, 0, False))
+        world.gate.set()
+        await leaving
+    assert world.service.heartbeat().pending == 0
 
 
 async def test_shutdown_needs_no_answer(world: World) -> None:

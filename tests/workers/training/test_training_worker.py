@@ -23,6 +23,10 @@ from pearl.state.messages.control import Ack, Heartbeat, Hello, Shutdown
 from pearl.state.messages.training import (
     AddDemonstrations,
     AddSamples,
+    Offload,
+    OffloadReply,
+    Restore,
+    RestoreReply,
     StartTraining,
     StartTrainingReply,
     TrainStep,
@@ -34,7 +38,7 @@ from pearl.workers.links.mapped import MappedImage
 PEER = "training.0.1"
 START_S = 100.0  # two ranks and their launcher import torch; on busy cores that takes a while
 ANSWER_S = 40.0
-Messages = Hello | Heartbeat | Ack | StartTrainingReply | TrainStepReply
+Messages = Hello | Heartbeat | Ack | StartTrainingReply | TrainStepReply | OffloadReply | RestoreReply
 
 
 @contextlib.asynccontextmanager
@@ -80,7 +84,8 @@ async def ask(hub: Hub, message: Any) -> Any:
 @pytest.mark.timeout(180)
 async def test_two_ranks_start_train_publish_and_leave(tmp_path: Path) -> None:
     warm = msgspec.structs.replace(CONFIG.warm_start, num_steps=2, batch_size=4, num_demonstrations=8)
-    config = msgspec.structs.replace(with_training(num_ranks=2), warm_start=warm)
+    model = msgspec.structs.replace(CONFIG.model, hidden_size=128, ffn_size=256)  # tensors of several pages
+    config = msgspec.structs.replace(with_training(num_ranks=2), warm_start=warm, model=model)
     async with world(config, tmp_path, num_ranks=2) as (hub, process):
         await ask(hub, AddDemonstrations(make_demonstrations(8)))
         started = await ask(hub, StartTraining(3, None))
@@ -96,6 +101,15 @@ async def test_two_ranks_start_train_publish_and_leave(tmp_path: Path) -> None:
         assert trained.metrics["samples_trained"] == 6
         image = MappedImage(trained.snapshot, trained.snapshot.sources[0])
         image.close()
+        offloaded = await ask(hub, Offload())
+        assert offloaded.released_bytes > 1 << 20
+        assert set(offloaded.parts) == {"backup", "release", "verify"}
+        await ask(hub, AddSamples(1, samples))
+        with pytest.raises(RemoteError, match="off its devices; restore it first"):
+            await ask(hub, TrainStep(1, 6, False))
+        MappedImage(trained.snapshot, trained.snapshot.sources[0]).close()
+        assert set((await ask(hub, Restore())).parts) == {"restore", "verify"}
+        assert (await ask(hub, TrainStep(1, 6, False))).snapshot.version == Version(3, 2)
         assert trained.snapshot.checksum != started.snapshot.checksum
         hub.tell(PEER, Shutdown("the test is over"))
         async with asyncio.timeout(ANSWER_S):
