@@ -150,8 +150,12 @@ class RuntimeTracker:
             state.averages, state.deviations = newest, Averages(*[0.0] * len(Averages.__struct_fields__))
             return
         weight = max(self._smoothing / DAMPING, 1.0 / state.num_steps)
-        triples = zip(*map(msgspec.structs.astuple, (state.averages, state.deviations, newest)), strict=True)
-        followed = [_follow(*triple, weight, settled=state.num_steps > 3) for triple in triples]
+        settled = state.num_steps > 3
+        columns = map(msgspec.structs.astuple, (state.averages, state.deviations, newest))
+        followed = [
+            _follow(average, deviation, value, weight, settled=settled)
+            for average, deviation, value in zip(*columns, strict=True)
+        ]
         state.averages = Averages(*(average for average, _ in followed))
         state.deviations = Averages(*(deviation for _, deviation in followed))
 
