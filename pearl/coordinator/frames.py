@@ -29,6 +29,7 @@ class Attempt(NamedTuple):
     turn: int
     slot: Slot
     incarnation: Incarnation
+    prefill: tuple[Slot, Incarnation] | None = None  # of a pair: who prefills for it, and makes no token
 
 
 class Dropped(msgspec.Struct):
@@ -101,11 +102,19 @@ class Frames:
             raise BrokenFrameError(f"frame {frame.sequence} came where {expected} was due")
         for delta in frame.deltas:
             _check_counts(delta)
+            if delta.ids and self._is_prefill_half(delta, slot, incarnation):
+                raise BrokenFrameError(f"attempt {delta.attempt}: tokens came from its prefill half")
         self._next[slot, incarnation] = expected + 1
         taken: list[TokenDelta] = []
         ended: list[AttemptId] = []
         for delta in frame.deltas:
             attempt = self._attempts.get(AttemptId(delta.attempt))
+            if self._is_prefill_half(delta, slot, incarnation):
+                half = TokenDelta(
+                    AttemptId(delta.attempt), 0, (), delta.prefilled_tokens, delta.finish, delta.error
+                )
+                taken.append(half)  # the attempt ends with its decode half
+                continue
             if attempt is None or (attempt.slot, attempt.incarnation) != (slot, incarnation):
                 self.dropped.unknown_attempts += 1
                 continue
@@ -119,6 +128,10 @@ class Frames:
         if not taken and sums is None:
             return None, ended
         return TokensStreamed(slot, incarnation, tuple(taken), sums), ended
+
+    def _is_prefill_half(self, delta: AttemptDelta, slot: Slot, incarnation: Incarnation) -> bool:
+        attempt = self._attempts.get(AttemptId(delta.attempt))
+        return attempt is not None and attempt.prefill == (slot, incarnation)
 
     def _take_delta(self, attempt: Attempt, delta: AttemptDelta) -> TokenDelta:
         count, problem = self._good_tokens(delta)

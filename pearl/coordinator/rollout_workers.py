@@ -48,6 +48,7 @@ class RolloutWorkers:
         self._stop_ids = stop_ids
         self._inbox = inbox
         self._spawn = spawn
+        self._kv_addresses: dict[str, str] = {}  # of living workers, by peer name
 
     # lives
 
@@ -61,9 +62,11 @@ class RolloutWorkers:
         hello = await self._processes.start(life)
         if hello is not None:
             host = hello.host if life.host == LOCAL_HOST else life.host
+            self._kv_addresses[life.name] = hello.kv_address
             ready = events.WorkerReady(command.op, slot, incarnation, host, hello.pid)
             await self._inbox.put(ready)
         loss = await self._processes.outlive(life)
+        self._kv_addresses.pop(life.name, None)
         # Frames that came before are in front of it in the inbox; later ones are old.
         await self._inbox.put(events.WorkerLost(slot, incarnation, loss.reason, loss.counter))
 
@@ -79,18 +82,34 @@ class RolloutWorkers:
     # requests
 
     def generate(self, command: commands.Generate) -> None:
-        attempt = Attempt(command.trajectory, command.turn, command.slot, command.incarnation)
+        slot, incarnation = command.slot, command.incarnation
+        prefill = None
+        if command.prefill_slot is not None:
+            prefill = (command.prefill_slot, command.prefill_incarnation)
+        attempt = Attempt(command.trajectory, command.turn, slot, incarnation, prefill)
         self._frames.begin(command.attempt, attempt)
+        if prefill is None:
+            self._send(command, slot, incarnation, "")
+        # The decode half first, so that it knows of the KV that comes; without it there is nothing to prefill for.
+        elif self._send(command, slot, incarnation, peer_name(*prefill)):
+            self._send(command, *prefill, self._kv_addresses.get(peer_name(slot, incarnation), ""))
+
+    def _send(self, command: commands.Generate, slot: Slot, incarnation: Incarnation, pair: str) -> bool:
+        """Whether the worker was told; otherwise its half of the attempt ends by the way that is begun here."""
         try:
-            self._hub.tell(peer_name(command.slot, command.incarnation), self._request(command))
+            self._hub.tell(peer_name(slot, incarnation), self._request(command, pair))
         except PeerGoneError as error:
             # Its loss, which is coming, ends the attempt; as a failed attempt it would count against the trajectory.
-            self.condemn(command.slot, command.incarnation, str(error))
+            self.condemn(slot, incarnation, str(error))
+            return False
         except QueueFullError as error:
-            self._frames.release(command.trajectory)
-            self._spawn(f"Generate {command.attempt}", self._refused(command, str(error)))
+            if slot == command.slot:
+                self._frames.release(command.trajectory)
+            self._spawn(f"Generate {command.attempt}", self._refused(command, slot, incarnation, str(error)))
+            return False
+        return True
 
-    def _request(self, command: commands.Generate) -> messages.Generate:
+    def _request(self, command: commands.Generate, pair: str) -> messages.Generate:
         temperature = 0.0 if command.greedy else self._config.rollout.temperature
         return messages.Generate(
             attempt=command.attempt,
@@ -98,11 +117,14 @@ class RolloutWorkers:
             ids=self._store.context(command.trajectory, command.context_tokens),
             params=messages.SamplingParams(command.max_new_tokens, temperature, self._stop_ids),
             seed=trajectory_seed(self._config.run.seed, command.trajectory),
+            pair=pair,
         )
 
-    async def _refused(self, command: commands.Generate, error: str) -> None:
+    async def _refused(
+        self, command: commands.Generate, slot: Slot, incarnation: Incarnation, error: str
+    ) -> None:
         delta = TokenDelta(command.attempt, 0, (), 0, "error", error)
-        await self._inbox.put(events.TokensStreamed(command.slot, command.incarnation, (delta,)))
+        await self._inbox.put(events.TokensStreamed(slot, incarnation, (delta,)))
 
     def abort(self, slot: Slot, incarnation: Incarnation, attempt: AttemptId) -> None:
         self._tell(slot, incarnation, messages.Abort(attempt))
