@@ -73,6 +73,8 @@ def _gpu_table(gpus: Iterable[Status]) -> Table:
     table = _table(GPU_COLUMNS)
     for gpu in gpus:
         present, reclaiming = gpu.get("present"), gpu.get("reclaiming")
+        if reclaiming is True:
+            reclaiming = gpu.get("reclaim_seconds_left", True)
         table.add_row(
             Text(_cell(gpu.get("gpu"))),
             Text(_cell(gpu.get("zone"))),
@@ -91,7 +93,7 @@ def _holder(gpu: Status) -> str:
     if isinstance(holder, int) and not isinstance(holder, bool):
         return f"worker {holder}"
     if holder:
-        return str(holder)
+        return str(holder).replace("slot ", "worker ")
     return "free" if gpu.get("present") else "-"
 
 

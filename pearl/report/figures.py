@@ -24,6 +24,7 @@ STATE_COLOURS = {
     "leaving": "#d9a5a0",
     "stopping": "#d9b3af",
     "transitioning": "#e9b64a",
+    "training starting": "#c9ced6",
     "training idle": "#d5e6dc",
     "training": GREEN,
     "offloading": "#a3c9b2",

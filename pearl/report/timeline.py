@@ -16,7 +16,7 @@ STATES = {
     "gone": "lost",
 }
 """A worker's event and how the report calls the state it began, where the two differ."""
-TRAINING_STATES = {"idle": "training idle"}
+TRAINING_STATES = {"idle": "training idle", "starting": "training starting"}
 GAPS = ("lost", "stopped", "inactive", "asleep")
 """States that take nothing of the GPU: a gap in the row."""
 

@@ -30,12 +30,13 @@ ANSWER: dict[str, Any] = {
 }
 WORKER = ANSWER["workers"][0]
 ASLEEP = {**WORKER, "slot": 1, "zone": "overlap", "activity": "inactive", "condition": "asleep"}
-GPUS = [
-    {"gpu": "host/0", "zone": "dedicated", "present": True, "holder": 0, "reclaiming": None},
-    {"gpu": "host/1", "zone": "training", "present": True, "holder": -1, "reclaiming": None},
-    {"gpu": "host/2", "zone": "preemptible", "present": True, "holder": None, "reclaiming": 12.34},
-    {"gpu": "host/3", "zone": "preemptible", "present": False, "holder": None, "reclaiming": None},
+GPUS: list[dict[str, Any]] = [
+    {"gpu": "host/0", "zone": "dedicated", "present": True, "holder": "slot 0", "reclaiming": False},
+    {"gpu": "host/1", "zone": "training", "present": True, "holder": "training", "reclaiming": False},
+    {"gpu": "host/2", "zone": "preemptible", "present": True, "holder": None, "reclaiming": True},
+    {"gpu": "host/3", "zone": "preemptible", "present": False, "holder": None, "reclaiming": False},
 ]
+GPUS[2]["reclaim_seconds_left"] = 12.34
 
 
 @pytest.fixture

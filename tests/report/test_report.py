@@ -197,7 +197,7 @@ def test_a_lent_gpu_shows_training_and_worker_in_turn(elastic_dir: Path) -> None
     ]
     trained = [(bar.state, bar.start_s) for bar in timeline.training_bars(run)]
     assert trained == [
-        ("starting", 0.0),
+        ("training starting", 0.0),
         ("training idle", 1.0),
         ("offloading", 2.0),
         ("lent", 2.5),
