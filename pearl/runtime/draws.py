@@ -41,3 +41,12 @@ def counter_bits(
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     z ^= z >> np.uint64(31)
     return z
+
+
+def counter_normals(key: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Mean 0, standard deviation 1, for each (key, position)."""
+    even, odd = (counter_bits(np.uint64(bits(key, part)), positions) >> np.uint64(11) for part in (0, 1))
+    scale = np.float64(2.0**-53)
+    radius = np.sqrt(-2.0 * np.log((even + 0.5) * scale))
+    normals: npt.NDArray[np.float64] = radius * np.cos((2.0 * np.pi) * (odd + 0.5) * scale)
+    return normals

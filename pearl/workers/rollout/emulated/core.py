@@ -1,15 +1,17 @@
 """The emulated engine without a clock: requests in, passes one by one with the seconds each takes, deltas out.
 
+Passes in which nothing changes but one more token for everybody are taken together, up to a given time; whatever
+happens meanwhile first ``settle``s those that are over. What comes out is the same as pass by pass.
+
 States: "empty" (no weights) -> "updating" -> "ready"; a refused update leads to "invalid", from which only a whole
-good update leads back. Passes begin only when ready and not paused; requests wait meanwhile. Between ``begin_pass``
-and ``end_pass`` requests may come and be aborted, everything else waits for the pass's end.
+good update leads back. Passes begin only when ready and not paused; requests wait meanwhile. Between ``begin`` and
+``end`` requests may come and be aborted, everything else waits for the end.
 """
 
 from collections import deque
 from collections.abc import Callable
 from typing import Literal
 
-from pearl.runtime.draws import lognormal
 from pearl.state.messages.rollout import IterationStat
 from pearl.state.trajectory import FinishReason
 from pearl.state.weights import BucketSpec, TensorSpec, Version
@@ -17,6 +19,7 @@ from pearl.workers.emulated_model import checksum_of
 from pearl.workers.rollout.emulated.request import Request
 from pearl.workers.rollout.emulated.scheduler import Plan, Scheduler
 from pearl.workers.rollout.emulated.settings import EmulatedSettings
+from pearl.workers.rollout.emulated.timing import Timing
 from pearl.workers.rollout.emulated.tokens import answer
 from pearl.workers.rollout.emulated.weights import IncomingWeights
 from pearl.workers.rollout.protocol import Delta, EngineLoad, GenerateRequest, MemoryTag, PauseMode
@@ -45,8 +48,9 @@ class EmulatedCore:
         self._incoming: IncomingWeights | None = None
         self._image = b""
         self._released: set[MemoryTag] = set()
-        self._pass: Plan | None = None
-        self._pass_stat = IterationStat(0.0, 0, 0, 0)
+        self._timing = Timing(settings)
+        self._plan: Plan | None = None  # of the passes under way
+        self._seconds: list[float] = []  # that each of them takes
 
     # Requests
 
@@ -80,57 +84,83 @@ class EmulatedCore:
     def is_idle(self) -> bool:
         return not self._requests
 
-    @property
-    def in_pass(self) -> bool:
-        return self._pass is not None
-
     def has_work(self) -> bool:
         return self.state == "ready" and not self.paused and bool(self._requests)
 
-    def begin_pass(self) -> float:
-        """Decide what the next pass computes; returns the seconds until ``end_pass`` is due."""
+    def begin(self, horizon_s: float = 0.0) -> float:
+        """Decide what the next pass computes, and those like it within the horizon; the seconds until all are over."""
         assert self.has_work()
-        assert self._pass is None
+        assert self._plan is None
         for request in self.scheduler.make_room():
             self._tell(request)
             self.scheduler.retract(request)
-        plan = self._pass = self.scheduler.plan()
+        plan = self._plan = self.scheduler.plan()
         assert plan.decoding or plan.prefill, "requests wait, none runs and none can be admitted"
-        context = sum(request.num_tokens for request in plan.decoding)
-        seconds = self._seconds(len(plan.decoding), plan.prefill_tokens)
-        self._pass_stat = IterationStat(seconds, len(plan.decoding), plan.prefill_tokens, context)
-        return seconds
+        num_decoding, prefill_tokens = len(plan.decoding), plan.prefill_tokens
+        limit = 1 if prefill_tokens else self._num_alike(plan)
+        total = 0.0
+        while len(self._seconds) < limit:
+            iteration = self.num_passes + len(self._seconds)
+            seconds = self._timing.seconds(iteration, num_decoding, prefill_tokens)
+            if self._seconds and total + seconds > horizon_s:
+                break
+            self._seconds.append(seconds)
+            total += seconds
+        return total
 
-    def _seconds(self, num_decoding: int, prefill_tokens: int) -> float:
-        timing, settings = self._settings.timing, self._settings
-        seconds = timing.decode_fixed_seconds + timing.decode_seconds_per_seq * num_decoding
-        seconds += timing.prefill_seconds_per_token * prefill_tokens
-        return lognormal(seconds, timing.noise, settings.seed, settings.slot, self.num_passes)
+    def _num_alike(self, plan: Plan) -> int:
+        """Passes until a request ends or KV is full."""
+        left = min(request.end - request.num_tokens for request in plan.decoding)
+        return min(left, max(1, self.scheduler.num_free // len(plan.decoding)))
 
-    def end_pass(self) -> bool:
-        """The results are there; True when an attempt ended with them."""
-        assert self._pass is not None
-        assert self.version is not None
-        plan, self._pass = self._pass, None
-        version = self.version
-        # A request that ended or was retracted meanwhile has no part in it any more.
-        there = self._requests
-        sampled = [r for r in plan.decoding if there.get(r.attempt) is r and r.advance(1, version)]
-        sampled += [
-            work.request
-            for work in plan.prefill
-            if there.get(work.request.attempt) is work.request
-            and work.request.advance(work.num_tokens, version)
-        ]
-        if sampled and self._count_tokens is not None:
-            self._count_tokens(len(sampled))
-        self.scheduler.grew(len(sampled))
-        self.num_passes += 1
-        self._stats.append(self._pass_stat)
-        finished = [request for request in sampled if request.num_tokens == request.end]
+    def settle(self, elapsed_s: float) -> float:
+        """Finish the passes that are over by now and plan none beyond the current one; the seconds, counted from
+        ``begin``, at which that one ends."""
+        end_s, num_over = self._seconds[0], 0
+        while end_s <= elapsed_s and num_over < len(self._seconds) - 1:
+            num_over += 1
+            end_s += self._seconds[num_over]
+        current = self._seconds[num_over]
+        self._finish(num_over)
+        self._seconds = [current]
+        return end_s
+
+    def end(self) -> bool:
+        """All passes that were begun are over; True when an attempt ended with them."""
+        finished = self._finish(len(self._seconds))
+        self._plan = None
+        self._seconds = []
         for request in finished:
             self._end(request, request.answer_finish)
         return bool(finished)
+
+    def _finish(self, num_passes: int) -> list[Request]:
+        """Requests that are complete with the first ``num_passes`` of those under way."""
+        plan, version, there = self._plan, self.version, self._requests
+        assert plan is not None
+        assert version is not None
+        if num_passes == 0:
+            return []
+        # A request that ended meanwhile has no part in it any more.
+        decoding = [request for request in plan.decoding if there.get(request.attempt) is request]
+        self._note(plan, num_passes)
+        for request in decoding:
+            request.decode(num_passes, version)
+        prefill = [work for work in plan.prefill if there.get(work.request.attempt) is work.request]
+        sampled = decoding + [w.request for w in prefill if w.request.prefill(w.num_tokens, version)]
+        num_tokens = len(decoding) * (num_passes - 1) + len(sampled)
+        if num_tokens and self._count_tokens is not None:
+            self._count_tokens(num_tokens)
+        self.scheduler.grew(num_tokens)
+        return [request for request in sampled if request.num_tokens == request.end]
+
+    def _note(self, plan: Plan, num_passes: int) -> None:
+        num_decoding = len(plan.decoding)
+        context = sum(request.num_tokens for request in plan.decoding)
+        for seconds in self._seconds[:num_passes]:
+            self._stats.append(IterationStat(seconds, num_decoding, plan.prefill_tokens, context))
+            context += num_decoding
+        self.num_passes += num_passes
 
     def _end(self, request: Request, finish: FinishReason, error: str = "") -> None:
         self.deltas.append(request.delta(self.version, finish, error))

@@ -1,7 +1,8 @@
 """The emulated engine behind the protocol: an ``EmulatedCore`` whose passes take their time on a clock.
 
-Every pass ends at an absolute deadline, the sum of all before it, so that a late host catches up and nothing drifts.
-Runs on the worker's loop, by timers; what must not happen during a pass waits for its end.
+Passes end at absolute deadlines, the sum of all before them, so that a late host catches up and nothing drifts. The
+engine wakes when something is due to be told. It runs on the worker's loop, by timers; what must not happen during a
+pass waits for its end.
 """
 
 import asyncio
@@ -77,7 +78,8 @@ class EmulatedEngine:
         self._ended: set[int] = set()
         self._ended_order: deque[int] = deque()
         self._timer: Timer | None = None
-        self._deadline_s = 0.0
+        self._began_s = 0.0  # the passes under way, by the engine's own time
+        self._deadline_s = 0.0  # of their end
         self._told_s = 0.0  # when deltas last went out
         self._between = asyncio.Event()  # no pass is under way
         self._between.set()
@@ -104,11 +106,13 @@ class EmulatedEngine:
         if request.attempt in self._emits or request.attempt in self._ended:
             raise ValueError(f"attempt {request.attempt} is already known; every try needs an id of its own")
         self._emits[request.attempt] = emit
+        self._settle()
         self._core.submit(request)
         self._deliver()
         self._go_on()
 
     async def abort(self, attempt: int) -> None:
+        self._settle()
         self._core.abort(attempt)
         self._deliver()
 
@@ -124,22 +128,35 @@ class EmulatedEngine:
         self._timer = None
         if not self._core.has_work() or self._is_shut_down:
             return
-        seconds = self._core.begin_pass()
-        self._deliver()
-        self.busy_s += seconds
-        self._between.clear()
         now = self._clock.now()
-        self._deadline_s += seconds
         if self._deadline_s < now - MAX_BEHIND_S:
             self.lateness.given_up_s += now - MAX_BEHIND_S - self._deadline_s
             self._deadline_s = now - MAX_BEHIND_S
-        self._timer = self._clock.call_later(max(0.0, self._deadline_s - now), self._end)
+        self._began_s = self._deadline_s
+        # A host that is late makes up for it in fewer, longer strides.
+        horizon_s = max(self._settings.flush_period_s, now - self._began_s)
+        self._between.clear()
+        self._wait(self._core.begin(horizon_s))
+        self._deliver()
+
+    def _wait(self, seconds: float) -> None:
+        """For the end of what was begun."""
+        self._deadline_s = self._began_s + seconds
+        delay_s = max(0.0, self._deadline_s - self._clock.now())
+        self._timer = self._clock.call_later(delay_s, self._end)
+
+    def _settle(self) -> None:
+        """Something happens: passes that are over count, and none is planned beyond the current one."""
+        if not self._between.is_set() and self._timer is not None:
+            self._timer.cancel()
+            self._wait(self._core.settle(self._clock.now() - self._began_s))
 
     def _end(self) -> None:
         self._timer = None
         now = self._clock.now()
         self.lateness.note(now - self._deadline_s)
-        has_ended = self._core.end_pass()
+        self.busy_s += self._deadline_s - self._began_s
+        has_ended = self._core.end()
         if has_ended or now - self._told_s >= self._settings.flush_period_s:
             self._told_s = now
             self._core.tell()
@@ -171,6 +188,7 @@ class EmulatedEngine:
     # Pauses, weights, memory
 
     async def pause(self, mode: PauseMode) -> None:
+        self._settle()
         self._core.paused = True  # no further pass begins
         await self._between.wait()
         self._core.pause(mode)
@@ -186,6 +204,7 @@ class EmulatedEngine:
 
     async def begin_update(self, version: Version, tensors: tuple[TensorSpec, ...]) -> None:
         """Holds all passes by itself, whether paused or not: a continue in between takes effect at the end."""
+        self._settle()
         self._core.hold()
         await self._between.wait()
         self._core.begin_update(version, tensors)

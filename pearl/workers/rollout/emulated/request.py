@@ -52,8 +52,8 @@ class Request:
     def is_prefilling(self) -> bool:
         return self.computed < self.num_tokens - 1
 
-    def advance(self, count: int, version: Version) -> bool:
-        """Compute ``count`` tokens; True when that gave the next one."""
+    def prefill(self, count: int, version: Version) -> bool:
+        """Compute ``count`` tokens of the context; True when that gave the next one."""
         self.prefilled += max(0, min(self.prompt_end - self.computed, count))
         self.computed += count
         if self.kv_version is None:
@@ -62,6 +62,14 @@ class Request:
             return False
         self.num_tokens += 1
         return True
+
+    def decode(self, count: int, version: Version) -> None:
+        """Compute the last token and so get the next, ``count`` times."""
+        self.prefilled += max(0, min(self.prompt_end - self.computed, count))
+        self.computed += count
+        self.num_tokens += count
+        if self.kv_version is None:
+            self.kv_version = version
 
     def lose_kv(self) -> None:
         self.prompt_end = max(self.prompt_end, self.num_tokens - 1)

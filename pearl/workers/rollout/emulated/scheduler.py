@@ -45,6 +45,11 @@ class Scheduler:
     def used(self) -> int:
         return self.held + self.cache.num_tokens
 
+    @property
+    def num_free(self) -> int:
+        """Tokens that running requests may still grow by, at the cost of what is kept."""
+        return self.capacity - self.held
+
     def add(self, request: Request) -> None:
         bisect.insort(self.waiting, request, key=_arrival)
 
@@ -98,13 +103,15 @@ class Scheduler:
         for request in self.running:
             if request.is_prefilling and budget:
                 budget -= _begin(prefill, request, budget)
-        while budget and self.waiting and len(self.running) < self._max_running and self._admit():
-            budget -= _begin(prefill, self.running[-1], budget)
-        self.running.sort(key=_arrival)
+        while budget and self.waiting and len(self.running) < self._max_running:
+            request = self.waiting[0]
+            if not self._admit(request):
+                break
+            budget -= _begin(prefill, request, budget)
         return Plan(decoding, prefill)
 
-    def _admit(self) -> bool:
-        request = self.waiting[0]
+    def _admit(self, request: Request) -> bool:
+        """Take the first that waits in, if there is room."""
         # Room for everybody's next token keeps a newcomer from forcing retractions at once.
         free = self.capacity - self.held - len(self.running)
         if request.num_tokens + 1 > free:
@@ -114,7 +121,7 @@ class Scheduler:
         self.cache.take(request.key)
         self.held += request.num_tokens
         self.cache.shrink(self.capacity - self.held)
-        self.running.append(self.waiting.pop(0))
+        bisect.insort(self.running, self.waiting.pop(0), key=_arrival)
         return True
 
 
