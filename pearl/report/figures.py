@@ -12,6 +12,7 @@ Figure = Any  # plotly ships no types
 
 BLUE, ORANGE, GREEN, GREY, RED = "#2563a8", "#d97a1e", "#2d8659", "#8a8f98", "#b3261e"
 INK = "#1c2128"
+MANY_ROWS = 8  # more of them are drawn closer together
 STATE_COLOURS = {
     "GPU there": "#eef4ea",
     "GPU reclaimed": "#fbe3d0",
@@ -94,6 +95,19 @@ def logprob_gap(run: RunData) -> Figure | None:
     return figure.update_yaxes(type="log", exponentformat="power", dtick=1).update_layout(showlegend=False)
 
 
+def makespan(run: RunData) -> Figure | None:
+    """Of each step's rollout: what the runtime tracker's profile predicts, and what was measured."""
+    lines = [line for line in run.profiles if line.get("measured_s") is not None]
+    if not lines:
+        return None
+    figure = _figure(
+        "Makespan of the rollout, predicted and measured", "seconds since the run began", "seconds"
+    )
+    for key, name, colour in (("predicted_s", "predicted", ORANGE), ("measured_s", "measured", BLUE)):
+        _line(figure, lines, key, name, colour, x="time_s")
+    return figure.update_yaxes(rangemode="tozero")
+
+
 def workers(run: RunData) -> Figure | None:
     """Rows of GPUs (of workers, where GPUs are not known): a bar a state, a mark for all that came and went.
 
@@ -106,7 +120,7 @@ def workers(run: RunData) -> Figure | None:
     )
     if not any(bars for bars, _ in layers):
         return None
-    figure = _figure("Workers and training over time", "seconds since the run began", "")
+    figure = _figure("Timeline", "seconds since the run began", "")
     for bars, width in layers:
         for state in dict.fromkeys(bar.state for bar in bars):
             _state_trace(figure, [bar for bar in bars if bar.state == state], state, width)
@@ -114,7 +128,9 @@ def workers(run: RunData) -> Figure | None:
         _marks(figure, happened, name, symbol, colour)
     names = timeline.rows(run)
     figure.update_yaxes(categoryorder="array", categoryarray=names[::-1], automargin=True)
-    return figure.update_layout(barmode="overlay", height=220 + 40 * len(names))
+    return figure.update_layout(
+        barmode="overlay", height=220 + (40 if len(names) <= MANY_ROWS else 26) * len(names)
+    )
 
 
 def _events(run: RunData) -> tuple[tuple[Sequence[marks.Mark], str, str, str], ...]:
@@ -186,10 +202,10 @@ def _figure(title: str, x: str, y: str) -> Figure:
     return figure
 
 
-def _line(figure: Figure, lines: Sequence[Line], key: str, name: str, colour: str) -> None:
+def _line(figure: Figure, lines: Sequence[Line], key: str, name: str, colour: str, x: str = "step") -> None:
     figure.add_trace(
         go.Scatter(
-            x=_column(lines, "step"),
+            x=_column(lines, x),
             y=_column(lines, key),
             name=name,
             mode="lines+markers",

@@ -22,7 +22,8 @@ class RunData(NamedTuple):
     gpus: list[Line]  # arrivals, reclaims, returns and losses of preemptible GPUs
     handoffs: list[Line]  # borrows and returns of the training GPUs, expansions: done, with their seconds
     plans: list[Line]
-    decisions: list[Line]
+    decisions: list[Line]  # those of the gates too
+    profiles: list[Line]  # what the runtime tracker measured
     trajectories: list[Line]
     summary: Line  # empty when the run was cut short
     config: str
@@ -43,7 +44,8 @@ def read_run(run_dir: Path) -> RunData:
         gpus=_of_type(metrics, "gpus"),
         handoffs=_of_type(metrics, "handoff"),
         plans=_of_type(metrics, "plan"),
-        decisions=_of_type(metrics, "decision"),
+        decisions=_of_type(metrics, "decision", "gate"),
+        profiles=_of_type(metrics, "profile"),
         trajectories=trajectories,
         summary=read_object(run_dir / "summary.json"),
         config=_read_text(run_dir / "config.toml"),
@@ -80,8 +82,8 @@ def straighten(lines: list[Line]) -> Iterator[Line]:
         yield {**line, "time_s": latest}
 
 
-def _of_type(lines: list[Line], kind: str) -> list[Line]:
-    return [line for line in lines if line.get("kind") == kind]
+def _of_type(lines: list[Line], *kinds: str) -> list[Line]:
+    return [line for line in lines if line.get("kind") in kinds]
 
 
 def _last_of_each(lines: list[Line], key: str) -> list[Line]:

@@ -17,6 +17,7 @@ PLOTS: tuple[Callable[[RunData], figures.Figure | None], ...] = (
     figures.throughput,
     figures.staleness,
     figures.logprob_gap,
+    figures.makespan,
 )
 
 

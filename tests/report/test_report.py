@@ -60,7 +60,7 @@ def test_report_of_a_whole_run_is_one_offline_file(run_dir: Path) -> None:
         "Throughput",
         "Staleness",
         "Largest log-prob gap",
-        "Workers and training over time",
+        "Timeline",
     ):
         assert f'"text":"{title}' in html
     assert "src=" not in html.split("</script>", 1)[1], "everything is inline"
@@ -166,6 +166,8 @@ ELASTIC_LINES = [
     worker(6.5, "gone", slot=2, gpus="local/11", reason="reclaimed"),
     gpus(6.5, "returned", "local/11", seconds=0.5, on_time=True),
     {"kind": "decision", "time_s": 7.0, "target": "3C", "reason": "it gains", "predicted_seconds": 1.23456},
+    {"kind": "gate", "time_s": 7.5, "gate": "borrow", "allowed": False, "gain_s": 0.25, "note": None},
+    {"kind": "profile", "time_s": 7.6, "predicted_s": 1.5, "measured_s": 2.0},
     step(0, 8.0, 0.2),
 ]
 
@@ -238,10 +240,12 @@ def test_tables_of_elasticity(elastic_dir: Path) -> None:
     ]
     assert elasticity.decisions(run) == [
         ("7.0 s", "target 3C, reason it gains, predicted seconds 1.235"),
+        ("7.5 s", "gate borrow, allowed no, gain s 0.25"),
     ]
     html = build(elastic_dir).read_text()
     assert "<summary>Elasticity</summary>" in html
     assert "training GPUs lent" in html
+    assert "Makespan of the rollout" in html
 
 
 def test_a_run_without_elasticity_has_no_section_for_it(run_dir: Path) -> None:
