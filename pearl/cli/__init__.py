@@ -18,6 +18,7 @@ usage: pearl COMMAND ...
   status                       the worker table of a live run; --watch keeps it up to date
   preempt reclaim|arrive|replay
                                take GPUs from a live run, give it some, play a trace into it
+  agent --coordinator ADDRESS  this host's GPUs join a run, until they are taken away
   decide --profile F --workers N
                                the allocation of N workers, with all predicted makespans
   simulate CONFIG --policy P[,P...]
@@ -25,9 +26,8 @@ usage: pearl COMMAND ...
   replay RUN_DIR               check a run's journal against a fresh core
   report RUN_DIR               one static HTML page about a run
 
-pearl COMMAND --help says more. Not built yet: agent."""
+pearl COMMAND --help says more."""
 
-NOT_BUILT = ("agent",)
 FAILED, ASKED_WRONGLY, INTERRUPTED = 1, 2, 130
 
 
@@ -142,6 +142,12 @@ def _preempt(words: Sequence[str]) -> int:
     return preempt.preempt(options.run_dir, options.action, preempt.choose(options.gpus), grace_s)
 
 
+def _agent(words: Sequence[str]) -> int:
+    from pearl.cli.agent import agent
+
+    return agent(words)
+
+
 def _seconds(text: str) -> float:
     """For argparse: a length of time that one can wait."""
     seconds = float(text)
@@ -186,7 +192,9 @@ def _simulate(words: Sequence[str]) -> int:
         "[--workload W] [--hardware H] [--seconds S] [--json F]",
         description="What the job would do under each policy, on a virtual clock.",
     )
-    parser.add_argument("words", nargs="+", metavar="CONFIG, key=value", help="overrides go over the policies'")
+    parser.add_argument(
+        "words", nargs="+", metavar="CONFIG, key=value", help="overrides go over the policies'"
+    )
     parser.add_argument("--policy", required=True, help="names, with commas; ratios are to the first")
     parser.add_argument("--trace", type=Path, help="of preemptible GPUs")
     seeds = parser.add_mutually_exclusive_group()
@@ -257,10 +265,6 @@ def _run_dir_argument(program: str, description: str, words: Sequence[str]) -> P
     return run_dir
 
 
-def _not_built(name: str) -> Callable[[Sequence[str]], int]:
-    return lambda _: _fail(f"pearl {name} is not built yet", ASKED_WRONGLY)
-
-
 def _unknown(name: str) -> str:
     from pearl.config.suggest import nearest
 
@@ -285,9 +289,9 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "run": _run,
     "status": _status,
     "preempt": _preempt,
+    "agent": _agent,
     "decide": _decide,
     "simulate": _simulate,
     "replay": _replay,
     "report": _report,
-    **{name: _not_built(name) for name in NOT_BUILT},
 }

@@ -171,8 +171,10 @@ class Processes:
                 "%s %s; the end of its log:\n%s", life.name, exited.reason, exited.log_tail or "(empty)"
             )
         value = exited.counter if exited is not None else None
-        if value is None and counter.ENVIRONMENT_KEY in life.spec.environment:
-            value = counter.read(Path(life.spec.environment[counter.ENVIRONMENT_KEY]))
+        if value is None:
+            # Nobody could tell it; the file is there where the host shares our directory.
+            named = life.spec.environment.get(counter.ENVIRONMENT_KEY)
+            value = counter.read(Path(named) if named else life.log_directory / counter.DEFAULT_NAME)
         return Loss(reason, value)
 
 

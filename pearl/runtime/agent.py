@@ -1,5 +1,5 @@
-"""``python -m pearl.runtime.agent``: the node agent's process, started by the coordinator or by hand on a host that
-joins the run. Imports no torch, so that it is up at once and small.
+"""The node agent's process: ``python -m pearl.runtime.agent`` on the coordinator's own host, which starts it, ``join``
+on a host that joins a run. Imports no torch, so that it is up at once and small.
 """
 
 import argparse
@@ -16,20 +16,25 @@ import uvloop
 from pearl.runtime import gpus, lifeline
 from pearl.runtime.node_agent import NodeAgent
 from pearl.runtime.peer import Peer
+from pearl.runtime.preemptible import PreemptibleAgent, Terms
+from pearl.runtime.signals import watch_signals
 from pearl.state.config import RuntimeConfig
 from pearl.state.messages.control import AgentReport, ControlMessage, Hello
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+VIRTUAL_GPU_BYTES = 1 << 30
 
 log = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str]) -> None:
     options = parse(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     if lifeline.PARENT_VARIABLE in os.environ:
         # SIGTERM, so that it can still end what was re-parented away from its groups.
         lifeline.watch_parent(signal.SIGTERM)
     try:
-        report = make_report(options)
+        report = make_report(options.host, options.virtual_gpus, options.virtual_gpu_bytes)
     except ValueError as error:
         sys.exit(f"pearl.runtime.agent: {error}")
     reason = uvloop.run(serve(options, report))
@@ -47,7 +52,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--host", default=socket.gethostname(), help="name of this host in GPU ids")
     parser.add_argument("--virtual-gpus", type=int, help="offer so many stand-ins instead of the host's GPUs")
-    parser.add_argument("--virtual-gpu-bytes", type=int, default=1 << 30)
+    parser.add_argument("--virtual-gpu-bytes", type=int, default=VIRTUAL_GPU_BYTES)
     parser.add_argument("--heartbeat-period-s", type=float, default=defaults.heartbeat_period_s)
     parser.add_argument("--lease-s", type=float, default=defaults.lease_s)
     parser.add_argument("--queue-messages", type=int, default=defaults.queue_messages)
@@ -55,18 +60,31 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def make_report(options: argparse.Namespace) -> AgentReport:
-    """What this host offers. ValueError when CUDA_VISIBLE_DEVICES makes no sense here."""
-    host = options.host
-    if options.virtual_gpus is not None:
-        offered = gpus.virtual_gpus(host, options.virtual_gpus, options.virtual_gpu_bytes)
+def join(terms: Terms, report: AgentReport) -> str:
+    """Serve as a host that may be taken away; returns why it left. GivenUpError: it was not let in, or not again."""
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+
+    async def run() -> str:
+        return await PreemptibleAgent(terms, report).run()
+
+    return uvloop.run(run())
+
+
+def make_report(
+    host: str, num_virtual_gpus: int | None, virtual_gpu_bytes: int, *, preemptible: bool = False
+) -> AgentReport:
+    """What this host offers: its GPUs, or stand-ins. ValueError when CUDA_VISIBLE_DEVICES makes no sense here."""
+    if num_virtual_gpus is not None:
+        offered = gpus.virtual_gpus(host, num_virtual_gpus, virtual_gpu_bytes)
     else:
         offered = gpus.physical_gpus(host, os.environ.get(gpus.VISIBLE_VARIABLE))
-    return AgentReport(host, offered, len(os.sched_getaffinity(0)), psutil.virtual_memory().total)
+    num_cpus = len(os.sched_getaffinity(0))
+    return AgentReport(host, offered, num_cpus, psutil.virtual_memory().total, preemptible)
 
 
 async def serve(options: argparse.Namespace, report: AgentReport) -> str:
-    agent = NodeAgent(options.run_id, report, options.lease_s)
+    agent = NodeAgent(report, options.lease_s)
+    watch_signals(agent.leave)
     hello = Hello("agent", options.slot, options.incarnation, options.host, os.getpid(), options.run_id)
     peer = Peer(
         options.address,

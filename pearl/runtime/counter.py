@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Self
 
 ENVIRONMENT_KEY = "PEARL_COUNTER_FILE"
+DEFAULT_NAME = "counter"  # in the group's directory, where no other place is named
 _U64 = struct.Struct("<Q")
 
 

@@ -1,22 +1,30 @@
 """The node agent's work: start process groups for the coordinator, tell of their ends, leave nothing behind.
 
-It ends all its groups and itself when it is told to, on a signal of ``LEAVE_SIGNALS``, and when its connection ends,
-which it does once the coordinator has been silent for the lease.
+It leaves when it is told to, when its connection ends (which it does once the coordinator has been silent for the
+lease), and when its host is taken away: then it gives notice first, and stays until nothing of the run is on its GPUs
+any more or the grace is over. Whatever the cause, all its groups have ended when it has left.
 """
 
 import asyncio
 import logging
-import signal
-from collections.abc import Awaitable, Callable
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Literal, Protocol
 
-from pearl.runtime.errors import PeerGoneError, RefusedError
+import msgspec
+
+from pearl.runtime.errors import PeerGoneError, RefusedError, RemoteError
 from pearl.runtime.process import ProcessGroup
 from pearl.state.messages.control import (
+    COORDINATOR_PLACEHOLDER,
+    DIRECTORY_PLACEHOLDER,
     AgentReport,
     ControlMessage,
+    GpusReturned,
     GroupExited,
     Heartbeat,
+    Leaving,
+    Notice,
     StartGroup,
     StartGroupReply,
     StopGroup,
@@ -24,16 +32,28 @@ from pearl.state.messages.control import (
 )
 
 LAST_WORDS_S = 2.0  # for telling of a group's end while leaving: perhaps nobody listens any more
-LEAVE_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-"""SIGUSR1 is what Slurm sends as notice of a preemption; SIGHUP says that the terminal or ssh connection is gone."""
 
 log = logging.getLogger(__name__)
 
 Handler = Callable[[ControlMessage], Awaitable[ControlMessage | None]]
+Cause = Literal["asked", "refused", "lost"]
+"""Why it left: it was told to or signalled, it was never let in, or the connection ended."""
 
 
 class Connection(Protocol):
     """What the agent needs of its peer of the coordinator."""
+
+    @property
+    def address(self) -> str:
+        """Of the coordinator, as this host reaches it."""
+
+    @property
+    def run_id(self) -> str:
+        """Known once it is let in."""
+
+    @property
+    def was_shut_down(self) -> bool:
+        """Whether it ended because the coordinator said so."""
 
     async def run(self) -> str:
         """Until told to shut down, dropped, or the coordinator has been silent for the lease; returns which.
@@ -42,31 +62,47 @@ class Connection(Protocol):
     async def tell(self, message: ControlMessage) -> None:
         """Waits until it is let in and while the coordinator does not read. PeerGoneError once it has ended."""
 
+    async def ask(self, message: ControlMessage, *, deadline_s: float) -> msgspec.Struct:
+        """The answer; TimeoutError, RemoteError or PeerGoneError when there is none."""
+
 
 class NodeAgent:
-    """Serves one coordinator until it leaves; not to be run twice."""
+    """Serves one coordinator until it leaves; not to be run twice.
 
-    def __init__(self, run_id: str, report: AgentReport, lease_s: float) -> None:
-        self._run_id = run_id
+    Args:
+        report: a preemptible host asks to be taken in; the coordinator's own just tells what it has.
+        choose_logs: where groups log whose log directory is not to be had on this host; gets it, returns the other.
+    """
+
+    def __init__(
+        self, report: AgentReport, lease_s: float, choose_logs: Callable[[Path, str], Path] | None = None
+    ) -> None:
         self._report = report
         self._lease_s = lease_s
+        self._choose_logs = choose_logs
         self._groups: dict[str, ProcessGroup] = {}
         self._num_handled = 0
         self._leaving = asyncio.Event()
         self._reason = ""
+        self._kills = False  # leaves without giving its groups time
+        self._used: set[str] | None = None  # GPUs that are not back yet; None before notice was given
+        self._returned = asyncio.Event()  # all are, or it leaves anyhow
         self._watchers = asyncio.TaskGroup()
         self._connection: Connection | None = None
+        self.cause: Cause = "asked"
+        self.has_joined = False  # as a preemptible host: it was taken in
 
     async def run(self, connection: Connection) -> str:
         """Serve until there is a reason to leave, and return it; every group is gone by then."""
         self._connection = connection
-        self._watch_signals()
         try:
             async with asyncio.TaskGroup() as tasks:
                 serving = tasks.create_task(self._serve(connection), name="serve")
                 async with self._watchers:  # left when the coordinator has been told of every end
                     await self._leaving.wait()
                     await self._end_groups()
+                if self._report.preemptible:
+                    await self._tell(Leaving(self._reason))
                 serving.cancel()
         finally:
             # Only a bug leaves any here: the groups must not outlive the tasks that it ended.
@@ -82,49 +118,120 @@ class NodeAgent:
                 return await self._start(message)
             case StopGroup():
                 return await self._stop(message)
+            case GpusReturned(gpus):
+                self._take_back(gpus)
+                return None
             case _:
                 raise ValueError(f"a node agent does not serve {type(message).__name__}")
 
     def heartbeat(self) -> Heartbeat:
         return Heartbeat(progress=self._num_handled)
 
-    def leave(self, reason: str) -> None:
-        """Begin to leave; a second reason is logged only."""
-        log.info(
-            "%s: %s", reason, "leaving already" if self._leaving.is_set() else "ending all groups and leaving"
-        )
-        self._reason = self._reason or reason
-        self._leaving.set()
+    # leaving
 
-    def _watch_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in LEAVE_SIGNALS:
-            loop.add_signal_handler(number, self.leave, number.name)
-        loop.add_signal_handler(signal.SIGUSR2, log.info, "SIGUSR2: nothing to do")
+    def leave(self, reason: str, cause: Cause = "asked", *, kills: bool = False) -> None:
+        """Begin to leave; a second reason is logged only. ``kills``: its groups get no time to end by themselves."""
+        already = self._leaving.is_set()
+        log.info("%s: %s", reason, "leaving already" if already else "ending all groups and leaving")
+        if already:
+            return
+        self._reason, self.cause, self._kills = reason, cause, kills
+        self._leaving.set()
+        self._returned.set()
+
+    def give_notice(self, grace_s: float, reason: str) -> None:
+        """Its host is taken away in ``grace_s``. A second time it leaves at once."""
+        if self._used is not None or not self.has_joined:
+            self.leave(reason, kills=True)
+        elif not self._leaving.is_set():
+            log.info("%s: giving the GPUs back within %g s", reason, grace_s)
+            self._used = {gpu.gpu for gpu in self._report.gpus}
+            self._watchers.create_task(self._depart(grace_s, reason), name="notice")
+
+    async def _depart(self, grace_s: float, reason: str) -> None:
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._tell(Notice(grace_s, reason))
+                await self._returned.wait()
+        except TimeoutError:
+            self.leave(f"{reason}: the grace of {grace_s:g} s is over", kills=True)
+            return
+        if not self._leaving.is_set():
+            self.leave(f"{reason}: all GPUs were given back")
+
+    def _take_back(self, gpus: tuple[str, ...]) -> None:
+        log.info("%s: the run does not use them any more", ", ".join(gpus))
+        if self._used is not None:
+            self._used.difference_update(gpus)
+            if not self._used:
+                self._returned.set()
+
+    # serving
 
     async def _serve(self, connection: Connection) -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._tell(self._report), name="report")
+            tasks.create_task(self._introduce(connection), name="report")
             try:
-                self.leave(await connection.run())
+                reason = await connection.run()
+                self.leave(reason, "asked" if connection.was_shut_down else "lost")
             except RefusedError as error:
-                self.leave(str(error))
+                self.leave(str(error), "refused")
 
-    async def _start(self, spec: StartGroup) -> StartGroupReply:
+    async def _introduce(self, connection: Connection) -> None:
+        if not self._report.preemptible:
+            await self._tell(self._report)
+            return
+        try:
+            await connection.ask(self._report, deadline_s=self._lease_s)
+        except RemoteError as error:
+            self.leave(error.text, "refused")
+        except TimeoutError as error:
+            self.leave(str(error), "lost")
+        except PeerGoneError as error:
+            log.info("not taken in: %s", error)  # why the connection ended says more
+        else:
+            self.has_joined = True
+            gpus = ", ".join(gpu.gpu for gpu in self._report.gpus)
+            log.info(
+                "joined run %s at %s as %s: %s",
+                connection.run_id,
+                connection.address,
+                self._report.host,
+                gpus,
+            )
+
+    async def _start(self, wanted: StartGroup) -> StartGroupReply:
         if self._leaving.is_set():
-            raise ValueError(f"group {spec.group}: this node agent is leaving ({self._reason})")
-        if spec.group in self._groups:
-            raise ValueError(f"group {spec.group} runs here already")
-        group = ProcessGroup(spec, self._run_id)
+            raise ValueError(f"group {wanted.group}: this node agent is leaving ({self._reason})")
+        if wanted.group in self._groups:
+            raise ValueError(f"group {wanted.group} runs here already")
+        assert self._connection is not None
+        spec = self._settle(wanted, self._connection)
+        group = ProcessGroup(spec, self._connection.run_id)
+        _write_files(group.directory, spec.files)
         self._groups[spec.group] = group
         try:
             pid = await group.start()
         except OSError:
             del self._groups[spec.group]
             raise
-        log.info("group %s started, pid %d: %s", spec.group, pid, spec.module)
+        log.info(
+            "group %s started, pid %d: %s; its log is in %s", spec.group, pid, spec.module, group.directory
+        )
         self._watchers.create_task(self._watch(group), name=f"watch {spec.group}")
         return StartGroupReply(spec.group, pid)
+
+    def _settle(self, spec: StartGroup, connection: Connection) -> StartGroup:
+        """As it is started on this host."""
+        logs = Path(spec.log_directory)
+        if self._choose_logs is not None:
+            logs = self._choose_logs(logs, connection.run_id)
+        meanings = {
+            COORDINATOR_PLACEHOLDER: connection.address,
+            DIRECTORY_PLACEHOLDER: str(logs / spec.group),
+        }
+        arguments = tuple(_fill_in(argument, meanings) for argument in spec.arguments)
+        return msgspec.structs.replace(spec, arguments=arguments, log_directory=str(logs))
 
     async def _stop(self, request: StopGroup) -> StopGroupReply:
         group = self._groups.get(request.group)
@@ -143,7 +250,7 @@ class NodeAgent:
         log.info("group %s is gone: %s", name, exit_.reason)
         await self._tell(GroupExited(name, exit_.code, exit_.reason, exit_.log_tail, exit_.counter))
 
-    async def _tell(self, message: AgentReport | GroupExited) -> None:
+    async def _tell(self, message: AgentReport | GroupExited | Notice | Leaving) -> None:
         assert self._connection is not None
         try:
             async with asyncio.timeout(LAST_WORDS_S if self._leaving.is_set() else self._lease_s):
@@ -154,6 +261,20 @@ class NodeAgent:
     async def _end_groups(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             for group in self._groups.values():
-                grace_s = group.spec.shutdown_grace_s
+                grace_s = 0.0 if self._kills else group.spec.shutdown_grace_s
                 stop = group.stop(grace_s, f"the node agent left: {self._reason}")
                 tasks.create_task(stop, name=f"end {group.spec.group}")
+
+
+def _fill_in(argument: str, meanings: Mapping[str, str]) -> str:
+    for placeholder, meaning in meanings.items():
+        argument = argument.replace(placeholder, meaning)
+    return argument
+
+
+def _write_files(directory: Path, files: Mapping[str, bytes]) -> None:
+    for name, content in files.items():
+        if not name or "/" in name or name.startswith("."):
+            raise ValueError(f"file name {name!r}: give a plain one")
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_bytes(content)

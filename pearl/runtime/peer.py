@@ -78,7 +78,7 @@ class Peer:
         self.run_id = hello.run_id  # known when it has been let in
         self.has_joined = False  # was let in, whatever happened then
         self.was_shut_down = False  # ended because it was told to
-        self._address = address
+        self.address = address
         self._hello = hello
         self._handler = handler
         self._heartbeat = heartbeat
@@ -119,7 +119,7 @@ class Peer:
         self._open = port, Ear(port, self.clock, self._queue_messages)
         # The route is this process's own: another process under the same name is told apart, and told so.
         route = f"{self.name}.{secrets.token_hex(8)}"
-        port.connect(self._address, route.encode())
+        port.connect(self.address, route.encode())
         self._silence = Silence(self.clock.now())
         try:
             await supervise(
@@ -213,7 +213,7 @@ class Peer:
                 welcome = await self._asks.ask(COORDINATOR, "Hello", HELLO_PERIOD_S, self._say_hello)
                 self._let_in(welcome)
             except TimeoutError:
-                log.info("%s: no answer from %s yet", self.name, self._address)
+                log.info("%s: no answer from %s yet", self.name, self.address)
             except PeerGoneError:
                 break  # ended meanwhile
         await self._ended.wait()

@@ -49,7 +49,9 @@ class ProcessGroup:
         self.spec = spec
         self.run_id = run_id
         self.directory = Path(spec.log_directory) / spec.group
-        self._counter_path = Path(spec.environment.get(counter.ENVIRONMENT_KEY, self.directory / "counter"))
+        self._counter_path = Path(
+            spec.environment.get(counter.ENVIRONMENT_KEY, self.directory / counter.DEFAULT_NAME)
+        )
         self._process: asyncio.subprocess.Process | None = None
         self._exit: Exit | None = None
         self._stop_reason = ""

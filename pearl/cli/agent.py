@@ -1,0 +1,121 @@
+"""``pearl agent``: this host's GPUs join a run and leave it again.
+
+Exit codes: 0 left as asked (a signal, the end of the run), 1 not let in or the coordinator is lost, 2 asked wrongly.
+"""
+
+import argparse
+import math
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pearl.config import ConfigError
+from pearl.coordinator.processes import LOCAL_HOST
+from pearl.runtime.agent import VIRTUAL_GPU_BYTES, join, make_report
+from pearl.runtime.preemptible import GivenUpError, Terms
+from pearl.state.config import RuntimeConfig
+from pearl.state.messages.control import AgentReport
+
+FAILED = 1
+DESCRIPTION = """\
+Have this host's GPUs join a run as preemptible ones. It needs the model at the same path as the coordinator's host has
+it (the built-in one needs nothing); all other settings come from the coordinator.
+
+SIGTERM, SIGINT (Ctrl-C), SIGUSR1 and SIGHUP mean that the host is taken away: the run is told, what it computes here is
+interrupted and goes on elsewhere, and the agent leaves when the GPUs are given back or the grace is over. A second
+signal makes it leave at once. When the coordinator is lost, everything here ends and it tries to join again."""
+
+
+def agent(words: Sequence[str]) -> int:
+    """Serve until it leaves.
+
+    Raises:
+        ConfigError: it was asked wrongly.
+    """
+    options = _parse(words)
+    terms, report = _terms(options), _report(options)
+    try:
+        reason = join(terms, report)
+    except GivenUpError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return FAILED
+    print(f"left: {reason}")
+    return 0
+
+
+def _parse(words: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="pearl agent", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    defaults = RuntimeConfig()
+    add = parser.add_argument
+    add("--coordinator", required=True, metavar="ADDRESS", help="HOST:PORT; pearl run says it when it starts")
+    add("--run-id", default="", metavar="ID", help="join this run only (default: whichever is there)")
+    add("--host", metavar="NAME", help="of this host in GPU ids (default: its host name)")
+    add("--virtual-gpus", type=int, metavar="N", help="offer so many stand-ins instead of the host's GPUs")
+    add("--grace", type=_seconds, default=30.0, metavar="S", help="between notice and end (default: 30)")
+    add("--lifetime", type=_seconds, metavar="S", help="the host is taken away S seconds from now")
+    add("--rejoin", type=_seconds, default=60.0, metavar="S", help="how long to try to join (default: 60)")
+    add(
+        "--log-dir",
+        type=Path,
+        metavar="D",
+        help="for the logs of what runs here (default: the run's own)",
+    )
+    add("--lease", type=_seconds, default=defaults.lease_s, metavar="S", help="a coordinator that was silent")
+    add("--heartbeat", type=_seconds, default=defaults.heartbeat_period_s, metavar="S", help="its period")
+    return parser.parse_args(words)
+
+
+def _terms(options: argparse.Namespace) -> Terms:
+    defaults = RuntimeConfig()
+    if options.log_dir is not None and options.log_dir.exists() and not options.log_dir.is_dir():
+        raise ConfigError(f"--log-dir {options.log_dir}: is a file")
+    return Terms(
+        address=_address(options.coordinator),
+        run_id=options.run_id,
+        grace_s=options.grace,
+        rejoin_s=options.rejoin,
+        lifetime_s=options.lifetime,
+        log_directory=None if options.log_dir is None else options.log_dir.resolve(),
+        lease_s=options.lease,
+        heartbeat_period_s=options.heartbeat,
+        queue_messages=defaults.queue_messages,
+        max_frame_bytes=defaults.max_frame_bytes,
+    )
+
+
+def _report(options: argparse.Namespace) -> AgentReport:
+    host = options.host if options.host is not None else socket.gethostname()
+    if not host or "/" in host or host == LOCAL_HOST:
+        raise ConfigError(f'--host "{host}": cannot be the name of a host that joins; choose another one')
+    if options.virtual_gpus is not None and not 1 <= options.virtual_gpus <= 1024:
+        raise ConfigError(f"--virtual-gpus {options.virtual_gpus}: give a number from 1 to 1024")
+    report = make_report(host, options.virtual_gpus, VIRTUAL_GPU_BYTES, preemptible=True)
+    if not report.gpus:
+        raise ConfigError(
+            "this host has no GPU to offer; --virtual-gpus N offers stand-ins that run on the CPU"
+        )
+    return report
+
+
+def _address(text: str) -> str:
+    """With its scheme."""
+    address = text if "://" in text else f"tcp://{text}"
+    try:
+        parts = urlsplit(address)
+        is_good = parts.scheme == "tcp" and bool(parts.hostname) and bool(parts.port) and not parts.path
+    except ValueError:
+        is_good = False
+    if not is_good:
+        raise ConfigError(f'--coordinator "{text}": is not HOST:PORT; pearl run says it when it starts')
+    return address
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise argparse.ArgumentTypeError(f"{text}: give seconds, from 0 on")
+    return seconds
