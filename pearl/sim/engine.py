@@ -10,13 +10,14 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from pearl.sim.clock import VirtualClock
 from pearl.sim.hardware import WorkerSpeed
 from pearl.sim.iteration_tally import IterationTally
 from pearl.sim.kv_cache import KvCache
 from pearl.state.ids import AttemptId
+from pearl.state.splitmix import splitmix64
 from pearl.state.trajectory import FinishReason
 
 ADMISSION_RESERVE_TOKENS = 256
@@ -43,6 +44,11 @@ def whole_passes(seconds: float, one: float, growth: float) -> int:
     return passes
 
 
+Part = Literal["whole", "prefill", "decode"]
+"""How much of a turn is this worker's. A decode part comes with its keys, values and first token; a prefill part
+ends with a progress whose ``finish`` is None."""
+
+
 class Request(NamedTuple):
     attempt: AttemptId
     trajectory: int
@@ -51,6 +57,7 @@ class Request(NamedTuple):
     context_tokens: int
     make_tokens: int  # that it will generate, at least 1
     finish: FinishReason
+    part: Part = "whole"
 
 
 class Progress(NamedTuple):
@@ -203,7 +210,7 @@ class Engine:
             return
         ended: list[Progress] = []
         if self._chunk:
-            self._end_chunk()
+            self._end_chunk(ended)
         elif self._wake_passes:
             one, growth = self._pass_seconds()
             self._advance(self._wake_passes, many_passes(self._wake_passes, one, growth))
@@ -309,10 +316,21 @@ class Engine:
             hit = self.cache.claim(
                 request.trajectory, request.prompt, request.prompt_tokens, sequence.context
             )
-            sequence.to_prefill = sequence.context - hit
+            if not self._finds_prefix(request):
+                hit = 0
+            sequence.to_prefill = (
+                0 if request.part == "decode" and not sequence.made else sequence.context - hit
+            )
             self._prefill_context += sequence.context
             self._prefilling.append(sequence)
             self.cache.fit(self._running_tokens)
+
+    def _finds_prefix(self, request: Request) -> bool:
+        """Drawn from trajectory and context, so that it is the same turns under every policy."""
+        ratio = self._speed.prefix_hit_ratio
+        if ratio >= 1.0:
+            return True
+        return splitmix64((request.trajectory << 20) + request.context_tokens) < ratio * 2.0**64
 
     # prefill
 
@@ -320,6 +338,8 @@ class Engine:
         """Fill the next pass with up to a chunk of what is to be prefilled, in the order of arrival."""
         if self._waiting:
             self._admit()
+        while self._prefilling and self._prefilling[0].to_prefill == 0:
+            self._join(self._prefilling.popleft())
         speed, room, seconds = self._speed, self._speed.prefill_chunk_tokens, 0.0
         for sequence in self._prefilling:
             tokens = min(room, sequence.to_prefill)
@@ -334,7 +354,7 @@ class Engine:
                 break
         self._chunk_seconds = seconds
 
-    def _end_chunk(self) -> None:
+    def _end_chunk(self, ended: list[Progress]) -> None:
         """The pass is over: whoever is wholly prefilled has its first token and decodes from here on."""
         prefill = sum(tokens for _, tokens in self._chunk)
         self._advance(1, self._pass_seconds()[0] + self._chunk_seconds, prefill)
@@ -345,11 +365,21 @@ class Engine:
             sequence.to_prefill -= tokens
             if sequence.to_prefill == 0:
                 self._prefilling.popleft()
-                self._prefill_context -= sequence.context
-                self._join(sequence)
+                if sequence.request.part == "prefill":
+                    ended.append(self._end_prefill(sequence))
+                else:
+                    self._join(sequence)
+
+    def _end_prefill(self, sequence: Sequence) -> Progress:
+        """The prefix stays here for the next turn; the rest of this one is another worker's."""
+        request = sequence.request
+        self._prefill_context -= sequence.context
+        self.cache.keep(request.trajectory, request.prompt, sequence.context)
+        return Progress(request, 0, sequence.prefilled, None)
 
     def _join(self, sequence: Sequence) -> None:
         request = sequence.request
+        self._prefill_context -= sequence.context
         sequence.made += 1
         sequence.joined = self._passes
         self._decoding[request.attempt] = sequence

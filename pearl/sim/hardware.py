@@ -32,7 +32,8 @@ class WorkerSpeed(Section, frozen=True):
     prefill_chunk_tokens: int  # at most so many a pass
     kv_capacity_tokens: int
     kv_bytes_per_token: float
-    kv_bandwidth_bytes_per_s: float  # out of or into one worker, between prefill and decode
+    kv_bandwidth_bytes_per_s: float  # out of one worker, between prefill and decode
+    prefix_hit_ratio: float = 1.0  # of turns that find the kept prefix; text rendered anew does not
     turn_overhead_seconds: float = 0.0  # from an attempt's last token to the environment, in the coordinator
 
 
@@ -48,6 +49,8 @@ class Costs(Section, frozen=True):
     release: float  # of its memory
     offload: float  # of the training state
     restore: float
+    role_switch: float = 2.0  # of a drained worker, between prefill and decode
+    mode_switch: float = 20.0  # and to or from colocated
     exit: float = 2.0  # a worker asked to leave, to its processes gone
     reaction: float = 1.0  # a worker dead, until that is known
 

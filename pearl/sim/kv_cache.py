@@ -27,6 +27,10 @@ class KvCache:
             self._prompts[prompt] = self._prompts.get(prompt, 0) + 1
         return min(hit, context_tokens - 1)
 
+    def kept_tokens(self, trajectory: int) -> int:
+        kept = self._kept.get(trajectory)
+        return 0 if kept is None else kept[1]
+
     def keep(self, trajectory: int, prompt: int, tokens: int) -> None:
         """A running sequence ended with that much context."""
         self._kept[trajectory] = (prompt, tokens)

@@ -6,8 +6,10 @@ from pearl.sim.clock import Action, VirtualClock
 from pearl.sim.engine import Engine, Progress, Request
 from pearl.sim.environments import Environments
 from pearl.sim.hardware import Hardware
+from pearl.sim.pairs import Pairs
 from pearl.sim.streams import stream
 from pearl.sim.training_world import checksum
+from pearl.sim.transfers import SharedLink
 from pearl.state import commands, events
 from pearl.state.events import AnyEvent
 from pearl.state.ids import GpuId, Incarnation, Slot, TrajectoryId
@@ -29,6 +31,7 @@ class Worker:
         "gpus",
         "incarnation",
         "life",
+        "link",
         "role",
         "sampled",
         "slot",
@@ -44,6 +47,7 @@ class Worker:
         self.begin_s: float | None = begin_s  # since when it holds its GPUs; None while it does not
         self.version: Version | None = None
         self.engine: Engine
+        self.link: SharedLink
         self.sampled = 0  # tokens sent
         self.tallied_s = 0.0
         self.life = 0
@@ -62,6 +66,7 @@ class RolloutPool:
         self._hardware = hardware
         self._costs = hardware.costs
         self._environments = environments
+        self._pairs = Pairs(clock, hardware.worker)
         self._deaths = stream(seed, "worker deaths")
         self._post = post
         self._workers: dict[Slot, Worker] = {}
@@ -74,6 +79,7 @@ class RolloutPool:
     def start(self, command: commands.StartWorker) -> None:
         worker = Worker(command, self._clock.now)
         worker.engine = Engine(self._clock, self._hardware.worker, lambda ended: self._send(worker, ended))
+        worker.link = self._pairs.make_link()
         self._workers[command.slot] = worker
         ready = events.WorkerReady(command.op, command.slot, command.incarnation, _host(command.gpus), 0)
         self._later(worker, self._costs.preparation, lambda: self._post(ready))
@@ -110,13 +116,17 @@ class RolloutPool:
         if command.grace_s == 0.0:
             self._die(worker, command.reason)
             return
-        self._send(worker, worker.engine.abort_all())
+        self._send(worker, self._abort_all(worker))
         self._end(worker)
         lost = events.WorkerLost(worker.slot, worker.incarnation, command.reason, worker.sampled)
         self._clock.after(min(self._costs.exit, command.grace_s), lambda: self._post(lost))
 
     def _end(self, worker: Worker) -> None:
         worker.engine.stop()
+        self._pairs.abort_all(worker)
+        for decode, failed in self._pairs.break_off(worker):
+            assert isinstance(decode, Worker)
+            self._send(decode, [failed])
         worker.life += 1
         self._account(worker)
         self._busy_s += worker.engine.busy_seconds
@@ -134,39 +144,56 @@ class RolloutPool:
         assert command.context_tokens == episode.tokens, (command, episode.tokens)
         made = command.context_tokens - episode.turn_began_tokens
         wanted = max(1, episode.script.turns[command.turn].generated_tokens - made)
-        worker.engine.add(
-            Request(
-                attempt=command.attempt,
-                trajectory=command.trajectory,
-                prompt=episode.group,
-                prompt_tokens=episode.script.prompt_tokens,
-                context_tokens=command.context_tokens,
-                make_tokens=min(wanted, command.max_new_tokens),
-                finish="stop" if wanted <= command.max_new_tokens else "length",
-            )
+        request = Request(
+            attempt=command.attempt,
+            trajectory=command.trajectory,
+            prompt=episode.group,
+            prompt_tokens=episode.script.prompt_tokens,
+            context_tokens=command.context_tokens,
+            make_tokens=min(wanted, command.max_new_tokens),
+            finish="stop" if wanted <= command.max_new_tokens else "length",
         )
+        if command.prefill_slot is None:
+            worker.engine.add(request)
+        else:
+            prefill = self._current(command.prefill_slot, command.prefill_incarnation)
+            self._pairs.begin(request, prefill, worker)
 
     def abort(self, command: commands.Abort) -> None:
         worker = self._current(command.slot, command.incarnation)
-        if worker is not None:
+        if worker is None:
+            return
+        waiting = self._pairs.abort(command.attempt, worker)
+        if waiting is not None:
+            self._send(worker, [waiting])
+        else:
             worker.engine.abort(command.attempt)
+
+    def _abort_all(self, worker: Worker) -> list[Progress]:
+        return worker.engine.abort_all() + self._pairs.abort_all(worker)
 
     def interrupt(self, command: commands.Interrupt) -> None:
         worker = self._current(command.slot, command.incarnation)
         if worker is not None:
-            self._send(worker, worker.engine.abort_all())
+            self._send(worker, self._abort_all(worker))
 
     def _send(self, worker: Worker, ended: list[Progress]) -> None:
-        if ended:
-            self._post_frame(worker, tuple(self._delta(worker, one) for one in ended))
+        if not ended:
+            return
+        self._post_frame(worker, tuple(self._delta(worker, one) for one in ended))
+        for one in ended:
+            if one.request.part == "prefill" and one.finish is None:
+                self._pairs.prefilled(one.request.attempt)
 
     def _delta(self, worker: Worker, progress: Progress) -> TokenDelta:
         """Also counts its tokens where they are stored."""
         version, count, request = worker.version, progress.made, progress.request
         assert version is not None
+        if not count:
+            return TokenDelta(request.attempt, 0, (), progress.prefilled_tokens, progress.finish)
         worker.sampled += count
         self._environments.episodes[TrajectoryId(request.trajectory)].tokens += count
-        runs = (VersionRun(version, count, version),) if count else ()
+        runs = (VersionRun(version, count, version),)
         return TokenDelta(request.attempt, count, runs, progress.prefilled_tokens, progress.finish)
 
     def _post_frame(self, worker: Worker, deltas: tuple[TokenDelta, ...]) -> None:
@@ -198,7 +225,7 @@ class RolloutPool:
         if mode == "in_place":
             worker.engine.stall(load_s)
         else:
-            self._send(worker, worker.engine.abort_all())
+            self._send(worker, self._abort_all(worker))
         self._later(worker, load_s, proof)
 
     def _proof(self, worker: Worker, command: commands.UpdateWeights | commands.ActivateWorker) -> Action:
@@ -223,7 +250,7 @@ class RolloutPool:
         if worker is None:
             return
         if worker.version is not None:
-            self._send(worker, worker.engine.abort_all())
+            self._send(worker, self._abort_all(worker))
         worker.engine.cache.flush()
         worker.version = None
         worker.life += 1  # an activation under way is void
@@ -239,6 +266,23 @@ class RolloutPool:
             return
         worker.begin_s = self._clock.now
         self._later(worker, self._costs.activation, self._proof(worker, command))
+
+    # roles
+
+    def set_role(self, command: commands.SetRole) -> None:
+        """Of a drained worker: its KV is forgotten."""
+        worker = self._current(command.slot, command.incarnation)
+        if worker is None:
+            return
+        assert worker.engine.is_idle, f"slot {command.slot} was not drained"
+        is_mode = "colocated" in (worker.role, command.role)
+        seconds = self._costs.mode_switch if is_mode else self._costs.role_switch
+        self._later(worker, seconds, lambda: self._switched(worker, command, seconds))
+
+    def _switched(self, worker: Worker, command: commands.SetRole, seconds: float) -> None:
+        worker.role = command.role
+        worker.engine.cache.flush()
+        self._post(events.RoleSet(command.op, worker.slot, worker.incarnation, seconds))
 
     # shares
 

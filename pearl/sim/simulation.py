@@ -118,6 +118,7 @@ class Simulation:
             commands.Generate: pool.generate,
             commands.Abort: pool.abort,
             commands.Interrupt: pool.interrupt,
+            commands.SetRole: pool.set_role,
             commands.ReleaseWorker: pool.release,
             commands.ActivateWorker: pool.activate,
             commands.OpenEpisode: environments.open,

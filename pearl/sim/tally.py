@@ -25,8 +25,6 @@ class Tally:
     def __init__(self) -> None:
         self.steps: list[StepResult] = []
         self.decisions: list[dict[str, Any]] = []
-        self.mode_switches = 0
-        self.ratio_switches = 0
 
     def add(self, kind: str, values: dict[str, Any]) -> None:
         if kind == "step":

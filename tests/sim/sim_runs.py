@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from pearl.sim import hardware
 from pearl.sim.hardware import Hardware
 from pearl.sim.job import Job, make_job
@@ -26,12 +28,13 @@ def small_job(
     seed: int = 0,
     overrides: tuple[str, ...] = (),
     hardware: Hardware = HARDWARE,
+    pd: str = "colocated",
     **more: Any,
 ) -> Job:
-    import msgspec
-
     job = make_job(CONFIG, policy, seed, overrides=(*SHORT, *overrides), horizon_s=1200.0, **more)
-    return msgspec.structs.replace(job, hardware=hardware)
+    elastic = msgspec.structs.replace(job.config.elastic, pd=pd)
+    config = msgspec.structs.replace(job.config, elastic=elastic)
+    return msgspec.structs.replace(job, config=config, hardware=hardware)
 
 
 SMALL = small_job()

@@ -109,6 +109,16 @@ def test_every_prompt_is_trained_once_when_workers_and_environments_fail() -> No
     assert 0 < result.tokens_lost < 200
 
 
+@pytest.mark.parametrize("start", ["strict", "early"])
+def test_every_prompt_is_trained_once_by_pairs_that_come_go_and_fail(start: str) -> None:
+    failures = msgspec.structs.replace(HARDWARE.failures, worker_hours=0.2)
+    hardware = msgspec.structs.replace(HARDWARE, failures=failures)
+    overrides = (*ELASTIC, f"rollout.start={start}", "runtime.max_restarts=1000")
+    result = run_checked(hardware=hardware, overrides=overrides, trace=COMINGS_AND_GOINGS, pd="1P2D")
+    assert result.steps >= 1
+    assert result.mode_switches >= 1
+
+
 def test_preemptible_gpus_make_it_faster_and_cost_gpu_hours() -> None:
     arrived = (TraceEvent("arrive", at_s=0.0, count=4),)
     slow, fast = (run(small_job(overrides=o, trace=arrived)) for o in ((), ("elastic.inter=true",)))
