@@ -66,7 +66,8 @@ class Watch:
 
     async def _until_all_work(self) -> None:
         async with asyncio.timeout(START_LIMIT_S):
-            while sum(tokens > 0 for tokens in self._counts()) < self._num_workers:
+            # The counters belong to other processes, which tell nobody.
+            while sum(tokens > 0 for tokens in self._counts()) < self._num_workers:  # noqa: ASYNC110
                 await asyncio.sleep(0.2)
 
     async def _feel(self) -> None:
@@ -138,7 +139,7 @@ def ideal_tokens_per_s(config: Config, per_worker: int) -> float:
 
 async def coordinate(config: Config, run_dir: Path, run_id: str, watch: Watch) -> None:
     console = Console(io.StringIO(), config.rollout.num_workers)
-    service = Service(config, run_dir, run_id, console, resume=False)
+    service = Service(config, run_dir, run_id, console, resume=False, trace=())
     async with asyncio.TaskGroup() as group:
         watching = group.create_task(watch.run())
         await service.main()
@@ -177,7 +178,7 @@ def report(config: Config, per_worker: int, watch: Watch) -> None:
     for kind, rows in watch.memory.items():
         resident, own = max(row[0] for row in rows), sum(row[1] for row in rows) / len(rows)
         print(
-            f"{kind:<16} {len(rows):3d} processes, {resident:.0f} MiB resident, {shared:.0f} MiB without what is shared"
+            f"{kind:<16} {len(rows):3d} processes, {resident:.0f} MiB resident, {own:.0f} MiB in their share"
         )
 
 
