@@ -19,6 +19,8 @@ class Console:
         self._stream: TextIO | None = stream
         self._num_workers = num_workers
         self._serving: set[int] = set()
+        self._lent = False  # training GPUs, since the last step's line
+        self._said: dict[str, object] = {}  # what is said again only when it has changed
 
     def say(self, line: str) -> None:
         log.info("%s", line)
@@ -38,7 +40,10 @@ class Console:
     def _line(self, kind: str, values: Values) -> str:
         match kind:
             case "step":
-                return step_line(values, len(self._serving), self._num_workers)
+                lent, self._lent = self._lent, False
+                dedicated = sum(slot < self._num_workers for slot in self._serving)
+                line = step_line(values, dedicated, self._num_workers, len(self._serving) - dedicated)
+                return f"{line}  lent" if lent else line
             case "evaluation":
                 return evaluation_line(values)
             case "worker":
@@ -46,7 +51,31 @@ class Console:
                 return worker_line(values)
             case "training":
                 return training_line(values)
+            case "gpus":
+                return gpus_line(values)
+            case "handoff":
+                self._lent = self._lent or values.get("event") == "borrow"
+                return self._first(f"handoff {values.get('event')}", handoff_line(values))
+            case "gate":
+                return self._changed(f"gate {values.get('gate')}", values.get("yes"), gate_line(values))
+            case "decision":
+                return "" if values.get("switch") == "none" else decision_line(values)
+            case "plan":
+                return plan_line(values)
+            case "profile":
+                return ""
         return str(values.get("text", "")) or kind
+
+    def _first(self, what: str, line: str) -> str:
+        """Lending recurs with every step: a person is told once how it goes. Expansions are news each time."""
+        if line.startswith("expansion"):
+            return line
+        return self._changed(what, True, line)
+
+    def _changed(self, what: str, value: object, line: str) -> str:
+        before = self._said.get(what)
+        self._said[what] = value
+        return line if value != before else ""
 
     def _note_worker(self, values: Values) -> None:
         slot = int(_number(values, "slot"))
@@ -56,7 +85,50 @@ class Console:
             self._serving.discard(slot)
 
 
-def step_line(values: Values, serving: int, num_workers: int) -> str:
+def gpus_line(values: Values) -> str:
+    gpus, event = values.get("gpus"), values.get("event")
+    if event == "reclaimed":
+        return (
+            f"{gpus}: reclaimed ({values.get('reason')}), to be back within {_number(values, 'grace_s'):g} s"
+        )
+    if event == "returned":
+        late = "" if values.get("on_time") else ", too late"
+        return f"{gpus}: returned after {_number(values, 'seconds'):.2f} s{late}"
+    return f"{gpus}: {event}"
+
+
+def handoff_line(values: Values) -> str:
+    seconds, workers = f"{_number(values, 'seconds'):.2f} s", f"{_number(values, 'workers'):.0f}"
+    match values.get("event"):
+        case "expansion":
+            return (
+                f"expansion: {workers} worker(s) serve after {seconds} "
+                f"(preparation {_number(values, 'part_preparation'):.1f}, "
+                f"finalization {_number(values, 'part_finalization'):.1f})"
+            )
+        case "borrow":
+            return f"training GPUs: lent to {workers} worker(s), which serve after {seconds}"
+        case "return":
+            return f"training GPUs: returned after {seconds}; later hand-overs are in report.html"
+    return ""
+
+
+def gate_line(values: Values) -> str:
+    verdict = "pays" if values.get("yes") else "does not pay"
+    return f"gate: to {values.get('gate')} {verdict}: {values.get('reason')}"
+
+
+def decision_line(values: Values) -> str:
+    return f"decision for {values.get('workers')} worker(s): {values.get('target')}: {values.get('reason')}"
+
+
+def plan_line(values: Values) -> str:
+    """Only what no other line tells: who changes its role."""
+    rebind = values.get("rebind")
+    return f"plan: {rebind} (slot:role)" if rebind else ""
+
+
+def step_line(values: Values, serving: int, num_workers: int, extra: int = 0) -> str:
     reward = values.get("reward_mean")
     parts = [
         f"step {_number(values, 'step'):3.0f}",
@@ -65,7 +137,7 @@ def step_line(values: Values, serving: int, num_workers: int) -> str:
         f"staleness {_number(values, 'max_staleness'):.0f}",
         f"{_number(values, 'seconds'):5.1f} s",
         f"train {_number(values, 'train_seconds'):4.1f} s",
-        f"workers {serving}/{num_workers}",
+        f"workers {serving}/{num_workers}" + (f" +{extra}" if extra else ""),
     ]
     if masked := _number(values, "masked"):
         parts.append(f"masked {masked:.0f}")

@@ -357,7 +357,7 @@ class Coordinator:
 
     def status(self) -> dict[str, object]:
         """DESIGN §9, ``pearl status --json``."""
-        return summary.status(self._state)
+        return summary.status(self._state, self._now)
 
     def check(self) -> None:
         """Invariants that hold between events; AssertionError otherwise."""

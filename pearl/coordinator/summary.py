@@ -34,7 +34,7 @@ def summarize(state: CoreState, training: Training, config: Config, now: float) 
     return summary
 
 
-def status(state: CoreState) -> dict[str, object]:
+def status(state: CoreState, now: float) -> dict[str, object]:
     version = None if state.published is None else state.published.version.step
     return {
         "step": state.trainer.step,
@@ -42,11 +42,11 @@ def status(state: CoreState) -> dict[str, object]:
         "trainer": state.trainer.status,
         "in_flight": state.rollout.in_flight,
         "workers": [_row_status(row) for row in state.table.rows.values()],
-        "gpus": [_gpu_status(row) for row in state.elastic.leases.rows.values()],
+        "gpus": [_gpu_status(row, now) for row in state.elastic.leases.rows.values()],
     }
 
 
-def _gpu_status(row: GpuRow) -> dict[str, object]:
+def _gpu_status(row: GpuRow, now: float) -> dict[str, object]:
     holder = "training" if row.holder == TRAINING else None if row.holder is None else f"slot {row.holder}"
     return {
         "gpu": row.gpu,
@@ -54,6 +54,9 @@ def _gpu_status(row: GpuRow) -> dict[str, object]:
         "present": row.present,
         "holder": holder,
         "reclaiming": row.reclaim_deadline_s is not None,
+        "reclaim_seconds_left": None
+        if row.reclaim_deadline_s is None
+        else max(0.0, row.reclaim_deadline_s - now),
     }
 
 

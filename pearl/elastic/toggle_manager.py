@@ -232,6 +232,7 @@ class ToggleManager:
             incarnation=self._trainer.incarnation,
             step=self._trainer.step,
             lineage=self._trainer.lineage,
+            gpus=",".join(self._training_gpus()),
             reason="",
             **told,
         )

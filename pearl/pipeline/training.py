@@ -64,6 +64,7 @@ class Training:
             incarnation=state.incarnation,
             step=state.step,
             lineage=state.lineage,
+            gpus=",".join(f"local/{rank}" for rank in range(self._config.training.num_ranks)),
             reason=reason,
         )
 
