@@ -17,6 +17,11 @@ MOST_WORKERS = 100_000
 """More is a typing mistake, and the table would not end."""
 TERMS = ("prefill", "transfer", "decode", "overhead", "env")
 
+SUMS = {
+    "closed-form": "disaggregated: the longer of prefill + transfer and decode, plus env",
+    "fluid": "the terms add up",
+}
+
 
 class Question(NamedTuple):
     """What the person typed."""
@@ -44,7 +49,7 @@ def run(question: Question) -> int:
     if question.as_json:
         print(msgspec.json.encode(answer(decision)).decode())
     else:
-        _show(decision, num_workers)
+        _show(decision, num_workers, config.makespan)
     return 0
 
 
@@ -98,7 +103,7 @@ def _current(text: str | None) -> Allocation | None:
         raise ConfigError(f"--current: {error}") from None
 
 
-def _show(decision: Decision, num_workers: int) -> None:
+def _show(decision: Decision, num_workers: int, makespan: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -114,7 +119,7 @@ def _show(decision: Decision, num_workers: int) -> None:
         console.print(
             f"{cut} of {len(decision.candidates)} cannot hold the batch's KV cache on their decode workers"
         )
-    console.print("disaggregated: the longer of prefill + transfer and decode, plus env", highlight=False)
+    console.print(SUMS[makespan], highlight=False)
     console.print(f"{num_workers} workers: [bold]{decision.target}[/bold]", highlight=False)
     console.print(decision.reason, soft_wrap=True, highlight=False)
 

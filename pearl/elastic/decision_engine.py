@@ -10,12 +10,13 @@ from typing import Literal
 import msgspec
 
 from pearl.elastic.capacity import allocations, is_feasible
+from pearl.elastic.fluid import survival_fluid
 from pearl.elastic.makespan import Model, Terms, closed_form
 from pearl.state.config import ElasticConfig
 from pearl.state.plan import Allocation
 from pearl.state.profile import Profile
 
-MODELS: dict[str, Model] = {"closed-form": closed_form}
+MODELS: dict[str, Model] = {"closed-form": closed_form, "fluid": survival_fluid}
 
 Switch = Literal["none", "first", "resize", "ratio", "mode"]
 """none: as it was; first: nothing was before; resize: workers came or went and no other changed its role; ratio:

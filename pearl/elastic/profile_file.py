@@ -51,10 +51,11 @@ def _apply(table: Table, override: str) -> list[str]:
         number = float(text)
     except ValueError:
         return [f"override {override!r}: write section.key=number, for example workload.batch_size=96"]
-    if isinstance(content := table.get(section), dict) and key in content:
+    known = section in SECTIONS and key in SECTIONS[section].__struct_fields__
+    if known and isinstance(content := table.get(section), dict):
         content[key] = number
         return []
-    return [f"override {override!r}: the profile has no {name.strip()}"]
+    return [f"override {override!r}: a profile has no {name.strip()}"]
 
 
 def _problems(table: Table) -> Iterator[str]:
@@ -72,9 +73,11 @@ def _problems(table: Table) -> Iterator[str]:
         keys = kind.__struct_fields__
         for key in content.keys() - set(keys):
             yield f"{name}.{key}: unknown key; {name} has {', '.join(keys)}"
+        optional = {field.name for field in msgspec.structs.fields(kind) if not field.required}
         for key in keys:
             if key not in content:
-                yield f"{name}.{key}: is missing; give a number"
+                if key not in optional:
+                    yield f"{name}.{key}: is missing; give a number"
             elif problem := _number_problem(key, content[key]):
                 yield f"{name}.{key}: {show(content[key])} {problem}"
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from pearl.elastic.iteration_fit import NOTHING, IterationFit, add, fade, fit
-from pearl.elastic.makespan import closed_form
+from pearl.elastic.makespan import Model, closed_form
 from pearl.state.config import Config
 from pearl.state.plan import Allocation, Role
 from pearl.state.profile import IterationSums, Platform, Profile, Workload
@@ -63,6 +63,7 @@ class Averages(msgspec.Struct, frozen=True):
     """Of a step's trajectories, or moving over steps."""
 
     num_turns: float  # S
+    mean_turns: float
     turn_input_tokens: float  # Delta L
     turn_output_tokens: float  # r
     decoding_ratio: float  # f
@@ -70,6 +71,7 @@ class Averages(msgspec.Struct, frozen=True):
     context_tokens: float  # of a trajectory at its end: prompts, and the response tokens that are retained
     new_prompt_tokens: float  # a turn
     retained_tokens: float  # a turn
+    slowest_seconds: float  # that the slowest trajectory lived
 
 
 class TrackerState(msgspec.Struct):
@@ -102,13 +104,19 @@ def platform_priors(config: Config) -> PlatformPriors:
 
 class RuntimeTracker:
     def __init__(
-        self, state: TrackerState, batch_size: int, smoothing: float, priors: PlatformPriors
+        self,
+        state: TrackerState,
+        batch_size: int,
+        smoothing: float,
+        priors: PlatformPriors,
+        model: Model = closed_form,
     ) -> None:
-        """``smoothing``: weight of the newest step."""
+        """``smoothing``: weight of the newest step. ``model``: that decides, for T_over is what it leaves."""
         self._state = state
         self._batch_size = batch_size
         self._smoothing = smoothing
         self._priors = priors
+        self._model = model
 
     @property
     def refusal(self) -> str:
@@ -131,16 +139,18 @@ class RuntimeTracker:
 
         Args:
             samples: its trajectories; those without a turn tell nothing.
-            makespan_s: measured from the batch's start to the end of its last trajectory, if that was one stretch.
-            allocation: that served all of it; None when it changed on the way.
+            makespan_s: measured; by default what the slowest trajectory lived, which is the same where all of a batch
+                start together and the nearest thing to it where they do not.
+            allocation: that served all of it; None when it changed on the way. T_over is fitted where it is colocated.
         """
         samples = [sample for sample in samples if sample.turns]
         newest = measure(samples) if samples else None
         if newest is not None:
             self._average(newest)
         self._refit()
-        if newest is not None and makespan_s is not None and allocation is not None and allocation.colocated:
-            self._fit_overhead(newest, makespan_s, allocation)
+        if newest is not None and allocation is not None and allocation.colocated:
+            measured_s = newest.slowest_seconds if makespan_s is None else makespan_s
+            self._fit_overhead(newest, measured_s, allocation)
 
     def _average(self, newest: Averages) -> None:
         """The first steps count alike, later ones as ``_follow`` has it."""
@@ -180,12 +190,14 @@ class RuntimeTracker:
                 setattr(state, name, value)
 
     def _fit_overhead(self, newest: Averages, makespan_s: float, allocation: Allocation) -> None:
-        """T_over: what a colocated step took beyond Eq. 1 without it, a turn. It begins as if a step had had none: a
-        first noisy step is no reason to leave colocation."""
+        """T_over: what a colocated step took beyond the model without it, a turn.
+
+        It begins as if a step had had none: a first noisy step is no reason to leave colocation.
+        """
         state, profile = self._state, self._profile(newest, overhead_seconds=0.0)
         if profile is None:
             return
-        predicted = closed_form(profile, Allocation(colocated=allocation.colocated)).seconds
+        predicted = self._model(profile, Allocation(colocated=allocation.colocated)).seconds
         residual = (makespan_s - predicted) / profile.workload.num_turns
         state.num_overheads += 1
         weight = max(self._smoothing / DAMPING, 1.0 / (state.num_overheads + 1))
@@ -225,6 +237,7 @@ def measure(samples: Sequence[TrajectorySample]) -> Averages:
     generating = sum(sample.generate_seconds for sample in samples)
     return Averages(
         num_turns=float(len(slowest.turns)),
+        mean_turns=len(turns) / len(samples),
         turn_input_tokens=sum(turn.prefilled for turn in turns) / len(turns),
         turn_output_tokens=sum(turn.generated for turn in turns) / len(turns),
         decoding_ratio=generating / live if live > 0 else 1.0,
@@ -232,6 +245,7 @@ def measure(samples: Sequence[TrajectorySample]) -> Averages:
         context_tokens=sum(turn.new_prompt + turn.retained for turn in turns) / len(samples),
         new_prompt_tokens=sum(turn.new_prompt for turn in turns) / len(turns),
         retained_tokens=sum(turn.retained for turn in turns) / len(turns),
+        slowest_seconds=slowest.live_seconds,
     )
 
 
@@ -250,6 +264,7 @@ def _workload(averages: Averages, batch_size: int) -> Workload:
         turn_output_tokens=averages.turn_output_tokens,
         bubble_ratio=bubble_ratio(averages.decoding_ratio),
         env_seconds=averages.env_seconds,
+        mean_turns=averages.mean_turns,
     )
 
 

@@ -13,6 +13,7 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     turn_output_tokens: float  # r, generated a turn
     bubble_ratio: float  # theta = (1 - f) / f, f the mean fraction of live trajectories that decode
     env_seconds: float  # T_env of the batch: of the slowest trajectory, all its turns
+    mean_turns: float = 0.0  # of all trajectories; 0 = not known
 
 
 class Platform(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

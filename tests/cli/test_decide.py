@@ -102,12 +102,19 @@ def test_what_is_no_profile_is_exit_2(
         (["--profile", QWEN3_8B, "--workers", "8", "--current", "8"], '--current: "8" is no allocation'),
         (
             ["--profile", QWEN3_8B, "--workers", "8", "--makespan", "x"],
-            '--makespan "x": is none of closed-form',
+            '--makespan "x": is none of closed-form, fluid',
         ),
-        (["--profile", QWEN3_8B, "--workers", "8", "workload.x=3"], "the profile has no workload.x"),
+        (["--profile", QWEN3_8B, "--workers", "8", "workload.x=3"], "a profile has no workload.x"),
         (["--profile", QWEN3_8B, "--workers", "8", "batch"], "write section.key=number"),
     ],
 )
 def test_wrong_asking_is_exit_2(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["decide", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_another_model_of_the_makespan(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["decide", "--profile", QWEN3_8B, "--workers", "13", "--makespan", "fluid", "--json"]
+    assert main([*words, "workload.mean_turns=36.6"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["target"] == "5P8D"
