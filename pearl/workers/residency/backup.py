@@ -1,6 +1,7 @@
 """Content of released pages in an anonymous file that nobody maps: host memory, but not this process's resident set."""
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,6 +10,8 @@ from pearl.workers.residency.pages import Pages
 PIECE_BYTES = 4 << 20
 MAX_THREADS = 4
 """Copying into fresh pages is bound by page faults, which more cores share; memory bandwidth ends it soon."""
+DISCARDING = "discard backup"
+"""Name of the thread that frees one."""
 
 Piece = tuple[int, memoryview]
 """(offset in the file, memory)."""
@@ -38,6 +41,10 @@ class Backup:
     def _load(self, piece: Piece) -> None:
         offset, data = piece
         _all(lambda rest, at: os.preadv(self._fd, (rest,), at), offset, data)
+
+    def discard(self) -> None:
+        """As ``close``, in a thread: giving back that many small pages takes as long as reading them."""
+        threading.Thread(target=self.close, name=DISCARDING, daemon=True).start()
 
     def close(self) -> None:
         """Harmless when repeated."""

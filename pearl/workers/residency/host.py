@@ -137,4 +137,4 @@ class HostSaver:
             if not isinstance(error, OSError):
                 raise
             raise ResidencyError(f"{tag}: did not come back ({error}); it stays released") from error
-        backup.close()
+        backup.discard()

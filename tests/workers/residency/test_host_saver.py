@@ -1,12 +1,14 @@
 """Memory leaves and comes back on a CPU host, counted by the kernel."""
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from pearl.workers.residency.backup import DISCARDING
 from pearl.workers.residency.errors import NoRoomError, NotFreedError, ResidencyError, StateChangedError
 from pearl.workers.residency.host import HostSaver
 from pearl.workers.residency.pages import PAGE, Pages, process_bytes, resident_bytes, whole_pages, zero_edges
@@ -75,6 +77,9 @@ def test_the_backup_goes_with_the_restore() -> None:
         saver.release("state", tensors, keep=True)
         assert open_files() == files + 1
         saver.restore("state")
+        for thread in threading.enumerate():
+            if thread.name == DISCARDING:
+                thread.join()
         assert open_files() == files
 
 
