@@ -62,7 +62,7 @@ class FrameBuilder:
         if gathered is None:
             gathered = self._gathered[delta.attempt] = Gathered()
         gathered.add(delta)
-        self.has_finished |= delta.finish is not None
+        self.has_finished |= delta.is_last
 
     def __bool__(self) -> bool:
         return bool(self._gathered)

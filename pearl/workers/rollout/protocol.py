@@ -30,11 +30,12 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     ids: npt.NDArray[np.int32]  # [context]
     params: SamplingParams
     seed: int
-    pair: str = ""
+    pair: str = ""  # as in ``messages.rollout.Generate``
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """New tokens of an attempt. The last delta of an attempt has ``finish``; there is exactly one such."""
+    """New tokens of an attempt. The last delta of an attempt has ``finish``, or, of a prefill half whose KV is over,
+    is ``handed_over``; there is exactly one such."""
 
     attempt: int
     ids: list[int]
@@ -43,6 +44,11 @@ class Delta(msgspec.Struct, frozen=True):
     prefilled_tokens: int = 0
     finish: FinishReason | None = None
     error: str = ""
+    handed_over: bool = False
+
+    @property
+    def is_last(self) -> bool:
+        return self.finish is not None or self.handed_over
 
 
 class Released(msgspec.Struct, frozen=True):
@@ -108,7 +114,7 @@ class Engine(Protocol):
         ...
 
     async def set_role(self, role: Role) -> None:
-        """Only while idle."""
+        """Only while idle, else ValueError; cached KV is forgotten. UnsupportedError names a role it cannot take."""
 
     def is_idle(self) -> bool: ...
 

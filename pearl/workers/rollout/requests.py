@@ -79,7 +79,7 @@ class Requests:
         self._has_frame.set()
         self._num_adds += 1
         self.num_deltas += 1
-        if delta.finish is not None:
+        if delta.is_last:
             self._forget(delta.attempt)
         if self._frames.has_finished or self._num_adds >= self._frame_deltas():
             self._is_urgent.set()

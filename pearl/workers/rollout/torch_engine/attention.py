@@ -23,20 +23,21 @@ class KvStore:
     def __init__(self, num_pages: int, page_tokens: int) -> None:
         self.page_tokens = page_tokens
         self._num_pages = num_pages + 1
-        self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        """Keys and values, each [K, pages, tokens of a page, D]."""
 
     def write(
         self, layer: int, slots_T: torch.Tensor, key_KTD: torch.Tensor, value_KTD: torch.Tensor
     ) -> None:
-        if layer not in self._layers:
-            self._layers[layer] = (self._make(key_KTD), self._make(value_KTD))
-        keys, values = self._layers[layer]
+        if layer not in self.layers:
+            self.layers[layer] = (self._make(key_KTD), self._make(value_KTD))
+        keys, values = self.layers[layer]
         keys.flatten(1, 2).index_copy_(1, slots_T, key_KTD)
         values.flatten(1, 2).index_copy_(1, slots_T, value_KTD)
 
     def gather(self, layer: int, group: Group) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values as [K, N, L, D]."""
-        keys, values = self._layers[layer]
+        keys, values = self.layers[layer]
         shape = (keys.shape[0], -1, group.num_places)
         return (
             keys.flatten(2).index_select(1, group.pages).view(*shape, keys.shape[3]),
@@ -55,10 +56,10 @@ class KvStore:
 
     def tensors(self) -> list[torch.Tensor]:
         """All its memory so far."""
-        return [store for pair in self._layers.values() for store in pair]
+        return [store for pair in self.layers.values() for store in pair]
 
     def _stores(self) -> list[torch.Tensor]:
-        return [store.flatten(1, 2) for pair in self._layers.values() for store in pair]
+        return [store.flatten(1, 2) for pair in self.layers.values() for store in pair]
 
     def _make(self, like: torch.Tensor) -> torch.Tensor:
         return like.new_zeros((like.shape[0], self._num_pages, self.page_tokens, like.shape[2]))

@@ -20,6 +20,8 @@ from pearl.state.weights import BucketSpec, TensorSpec, Version
 from pearl.workers.links.checksum import model_checksum
 from pearl.workers.model import vocabulary_rows
 from pearl.workers.residency.saver import Saver
+from pearl.workers.rollout.kv_transfer.frames import Offer
+from pearl.workers.rollout.kv_transfer.pages import Block
 from pearl.workers.rollout.protocol import (
     Delta,
     EngineLoad,
@@ -27,7 +29,9 @@ from pearl.workers.rollout.protocol import (
     MemoryTag,
     PauseMode,
     Released,
+    Role,
 )
+from pearl.workers.rollout.torch_engine.halves import Halves, misfit
 from pearl.workers.rollout.torch_engine.memory import EngineMemory
 from pearl.workers.rollout.torch_engine.request import Request
 from pearl.workers.rollout.torch_engine.runner import ModelRunner
@@ -56,6 +60,7 @@ class EngineCore:
         self.state: State = "empty"
         self.version: Version | None = None
         self.paused = False
+        self.role: Role = "colocated"
         self.deltas: list[Delta] = []
         """What happened since the caller last emptied it; at most one entry a request and pass."""
         self.num_passes = 0
@@ -65,6 +70,8 @@ class EngineCore:
             num_pages, settings.page_tokens, settings.prefill_chunk_tokens, settings.max_running
         )
         self._runner = ModelRunner(model, settings.device, num_pages, settings.page_tokens)
+        num_layers: int | None = getattr(model.config, "num_hidden_layers", None)
+        self.halves = Halves(self.scheduler, self._runner.store, settings.device, num_layers)
         self._memory = EngineMemory(model, self._runner.store, settings.device, saver)
         self._requests: dict[int, Request] = {}
         self._stats: deque[IterationStat] = deque(maxlen=MAX_STATS)
@@ -77,20 +84,32 @@ class EngineCore:
 
     def submit(self, request: GenerateRequest) -> None:
         """Queue it; what is wrong with it comes out as its only delta, with ``finish="error"``."""
-        refusal = self._refusal(request)
-        if refusal or request.params.max_new_tokens == 0:
-            finish: FinishReason = "error" if refusal else "length"
-            self.deltas.append(Delta(request.attempt, [], [], [], 0, finish, refusal))
+        if refusal := self._refusal(request):
+            self._answer(request, "error", refusal)
             return
-        entry = Request(request, self._num_arrivals, self.scheduler.page_tokens)
+        if refusal := misfit(request, self.role):
+            self._answer(request, "abort", refusal)
+            return
+        half = None if self.role == "colocated" else self.role
+        if request.params.max_new_tokens == 0:
+            self._answer(request, None if half == "prefill" else "length")
+            return
+        entry = Request(request, self._num_arrivals, self.scheduler.page_tokens, half)
         if not self.scheduler.can_ever_fit(entry):
             capacity = self.scheduler.pool.num_pages * self.scheduler.page_tokens
             text = f"{entry.limit} tokens of context and answer never fit into {capacity} tokens of KV"
-            self.deltas.append(Delta(request.attempt, [], [], [], 0, "error", text))
+            self._answer(request, "error", text)
+            if half is not None:
+                self.halves.refused(entry, request.pair, text)
             return
         self._num_arrivals += 1
         self._requests[request.attempt] = entry
         self.scheduler.add(entry)
+        self.halves.begun(entry, request.pair)
+
+    def _answer(self, request: GenerateRequest, finish: FinishReason | None, error: str = "") -> None:
+        """The only delta of a request that is not queued."""
+        self.deltas.append(Delta(request.attempt, [], [], [], 0, finish, error, finish is None))
 
     def abort(self, attempt: int) -> None:
         request = self._requests.get(attempt)
@@ -116,20 +135,26 @@ class EngineCore:
         if not self.has_work():
             return False
         started = time.perf_counter()
+        assert self.version is not None
         works = self.scheduler.plan()
-        assert works, "requests wait, none runs and none can be admitted"
+        self.halves.admitted(self.version)
+        self._clean_pages()
+        self._copy_tails()
+        if not works:
+            assert any(r.half for r in self._requests.values()), "requests wait, and none can be admitted"
+            self.halves.advanced(self.version)
+            return False
         num_decoding = sum(not work.request.is_prefilling for work in works)
         context = sum(work.request.num_tokens for work in works[:num_decoding])
         prefill_tokens = sum(work.count for work in works[num_decoding:])
         self._compute(works)
+        self.halves.advanced(self.version)
         self.num_passes += 1
         seconds = time.perf_counter() - started
         self._stats.append(IterationStat(seconds, num_decoding, prefill_tokens, context))
         return True
 
     def _compute(self, works: list[Work]) -> None:
-        self._clean_pages()
-        self._copy_tails(works)
         try:
             sampled = self._runner.run(works)
         # A pass fails as a whole (out of memory, a model's own check): it ends the requests in it, nobody else.
@@ -154,7 +179,8 @@ class EngineCore:
 
     def _accept(self, ending: list[Request], sampled: Sampled) -> None:
         if self._count_tokens is not None:
-            self._count_tokens(sum(sampled.finite))
+            whole = [finite for r, finite in zip(ending, sampled.finite, strict=True) if r.half is None]
+            self._count_tokens(sum(whole))
         for row, request in enumerate(ending):
             if not sampled.finite[row]:
                 self._end(request, "error", "the model's logits are not finite")
@@ -164,7 +190,8 @@ class EngineCore:
             if first:
                 request.pending_key = None
                 self.scheduler.share(request)
-            self._append(request, sampled.ids[row], sampled.logprobs[row])
+            if request.half is None:
+                self._append(request, sampled.ids[row], sampled.logprobs[row])
 
     def _append(self, request: Request, token: int, logprob: float) -> None:
         assert self.version is not None
@@ -184,15 +211,16 @@ class EngineCore:
 
     def _end(self, request: Request, finish: FinishReason, error: str = "") -> None:
         self.deltas.append(Delta(request.attempt, [], [], [], request.prefilled, finish, error))
+        self.halves.ended(request, error or finish)
         self._forget(request)
 
     def _forget(self, request: Request) -> None:
         del self._requests[request.attempt]
         self.scheduler.remove(request)
 
-    def _copy_tails(self, works: list[Work]) -> None:
+    def _copy_tails(self) -> None:
         sources, targets = [], []
-        for request in [work.request for work in works if work.request.copy_from is not None]:
+        for request in [r for r in self.scheduler.running if r.copy_from is not None]:
             assert request.copy_from is not None
             first = request.copy_from * request.page_tokens
             sources.append(np.arange(first, first + request.copy_tokens))
@@ -214,6 +242,7 @@ class EngineCore:
             for request in list(self._requests.values()):
                 self._end(request, "abort")
         elif mode == "retract":
+            self._end_transfers("the worker gave up its KV")
             for request in list(self.scheduler.running):
                 self.scheduler.retract(request)
 
@@ -251,6 +280,7 @@ class EngineCore:
         if incoming is None:
             raise ValueError("no update was begun, or it was refused")
         incoming.load()
+        self._end_transfers("the weights changed while its KV was on its way")
         # Nothing computed under the old weights may meet a request under the new ones.
         self.scheduler.forget_cache()
         self.version = self._incoming_version
@@ -262,6 +292,52 @@ class EngineCore:
         if not self._memory.has("weights"):
             raise ValueError("the weights are released; there is nothing to prove")
         return model_checksum(self._runner.model)
+
+    # Halves of pairs, as the transport sees them
+
+    def set_role(self, role: Role) -> None:
+        if self._requests:
+            raise ValueError(f"{len(self._requests)} requests are there; a role is changed only while idle")
+        self.flush()
+        self.role = role
+
+    def kv_offered(self, attempt: int, offer: Offer) -> None:
+        request = self._requests.get(attempt)
+        if request is None or request.half != "decode" or request.is_offered:
+            return
+        if problem := self.halves.problem_with(request, offer, self.version):
+            self._end(request, "abort", problem)
+        else:
+            self.halves.offered(request, offer)
+
+    def kv_arrived(self, attempt: int, version: Version, start: int, count: int, data: Block) -> None:
+        request = self._requests.get(attempt)
+        if request is None or request.half != "decode" or request not in self.scheduler.running:
+            return  # its pages may be another's by now
+        assert (version, start) == (self.version, request.computed)
+        self.halves.land(request, start, count, data, version)
+
+    def kv_read(self, attempt: int, start: int, count: int) -> Block | None:
+        request = self._requests.get(attempt)
+        return None if request is None else self.halves.read(request, start, count)
+
+    def kv_sent(self, attempt: int) -> None:
+        request = self._requests.get(attempt)
+        if request is not None:
+            self.deltas.append(Delta(attempt, [], [], [], request.prefilled, handed_over=True))
+            self._forget(request)
+
+    def kv_failed(self, attempt: int, reason: str) -> None:
+        request = self._requests.get(attempt)
+        if request is not None and request.half is not None:
+            self._end(request, "abort", reason)
+
+    def _end_transfers(self, reason: str) -> None:
+        """Those whose KV, of the version until now, was partly on its way; those that still wait for it go on."""
+        for request in list(self._requests.values()):
+            is_waiting = request in self.scheduler.waiting and not request.is_offered
+            if request.half is not None and not is_waiting:
+                self._end(request, "abort", reason)
 
     # Device memory
 

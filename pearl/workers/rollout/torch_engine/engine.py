@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from pearl.state.messages.rollout import IterationStat
 from pearl.state.weights import BucketSpec, TensorSpec, Version
 from pearl.workers.residency.saver import Saver
+from pearl.workers.rollout.kv_transfer.transport import KvTransport
 from pearl.workers.rollout.protocol import (
     Delta,
     Emit,
@@ -30,6 +31,7 @@ from pearl.workers.rollout.protocol import (
     UnsupportedError,
 )
 from pearl.workers.rollout.torch_engine.core import EngineCore, State
+from pearl.workers.rollout.torch_engine.kv_pages import EnginePages
 from pearl.workers.rollout.torch_engine.settings import EngineSettings
 
 log = logging.getLogger(__name__)
@@ -42,10 +44,9 @@ JOIN_LIMIT_S = 10.0
 
 
 class TorchEngine:
-    """See ``pearl.workers.rollout.protocol.Engine``; colocated role only."""
+    """See ``pearl.workers.rollout.protocol.Engine``; with a transport it takes all roles, otherwise one."""
 
     name = "torch"
-    role: Role = "colocated"
 
     def __init__(
         self,
@@ -53,10 +54,17 @@ class TorchEngine:
         settings: EngineSettings,
         count_tokens: Callable[[int], None] | None = None,
         saver: Saver | None = None,
+        transport: KvTransport | None = None,
+        role: Role = "colocated",
     ) -> None:
         """``build`` makes the model when the engine starts; ``count_tokens`` is told how many tokens each pass
         sampled before they are emitted; ``saver`` takes device memory and gives it back (None = the device's own).
-        All are called in the engine's thread."""
+        All are called in the engine's thread. ``transport`` hands KV over and is closed with the engine; ``role`` is
+        the first one."""
+        if role != "colocated" and transport is None:
+            raise UnsupportedError(f"the torch engine takes the role {role} only with a KV transport")
+        self.role = role
+        self._transport = transport
         self._count_tokens = count_tokens
         self._saver = saver
         self._build = build
@@ -90,6 +98,9 @@ class TorchEngine:
         self._core = await self._call(
             lambda: EngineCore(self._build(), self._settings, self._count_tokens, self._saver)
         )
+        self._core.role = self.role
+        if self._transport is not None:
+            self._transport.start(EnginePages(self._core, self._call))
 
     async def generate(self, request: GenerateRequest, emit: Emit) -> None:
         if request.attempt in self._emits or request.attempt in self._ended:
@@ -140,8 +151,13 @@ class TorchEngine:
         await self._call(lambda: core.restore(tags))
 
     async def set_role(self, role: Role) -> None:
-        if role != self.role:
-            raise UnsupportedError(f"the torch engine cannot take the role {role}: it is colocated only")
+        if role == self.role:
+            return
+        if self._transport is None:
+            raise UnsupportedError(f"the torch engine cannot take the role {role}: it has no KV transport")
+        core = self._started()
+        await self._call(lambda: core.set_role(role))
+        self.role = role
 
     def is_idle(self) -> bool:
         return not self._emits
@@ -154,6 +170,8 @@ class TorchEngine:
 
     async def shutdown(self) -> None:
         """Ends the thread; attempts still running get no further delta. Harmless when repeated."""
+        if self._transport is not None:
+            await asyncio.to_thread(self._transport.close)
         self._inbox.put(None)
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, JOIN_LIMIT_S)
@@ -163,9 +181,8 @@ class TorchEngine:
         return self._core
 
     async def _call(self, function: Callable[[], T]) -> T:
-        """The result of ``function``, done in the engine's thread between two passes."""
-        loop = self._loop
-        assert loop is not None
+        """The result of ``function``, done in the engine's thread between two passes. From any event loop."""
+        loop = asyncio.get_running_loop()
         if not self._thread.is_alive():
             raise ValueError("the engine was shut down")
         future: asyncio.Future[T] = loop.create_future()
@@ -175,11 +192,11 @@ class TorchEngine:
                 result = function()
             # Whatever went wrong belongs to the caller, who awaits it; the thread serves on.
             except Exception as error:  # noqa: BLE001
-                self._flush_deltas()
-                self._post(_settle, future, None, error)
+                self._flush()
+                self._post(loop, _settle, future, None, error)
             else:
-                self._flush_deltas()  # first what the call brought about, then that it is done
-                self._post(_settle, future, result, None)
+                self._flush()  # first what the call brought about, then that it is done
+                self._post(loop, _settle, future, result, None)
 
         self._inbox.put(work)
         return await future
@@ -187,48 +204,59 @@ class TorchEngine:
     # In the engine's thread
 
     def _run(self) -> None:
+        is_busy = False
         while True:
-            busy = self._core is not None and self._core.has_work()
             try:
-                work = self._inbox.get(block=not busy)
+                work = self._inbox.get(block=not is_busy)
             except queue.Empty:
-                self._step()
+                is_busy = self._step()
                 continue
             if work is None:
                 return
             work()
+            is_busy = self._core is not None  # whatever it was may have brought work, or made room for some
 
-    def _step(self) -> None:
+    def _step(self) -> bool:
+        """False when nothing can be computed until the next call."""
         core = self._started()
         try:
-            core.step()
+            did_work = core.step()
         # A bug in here must not leave callers waiting: all that runs ends, and nothing more is taken.
         except Exception as error:
             log.exception("the engine failed")
             self._failure = f"the torch engine failed and serves no more: {error}"
             core.state = "invalid"
             core.fail_all(self._failure)
-        self._flush_deltas()
+            did_work = False
+        self._flush()
+        return did_work
 
-    def _flush_deltas(self) -> None:
+    def _flush(self) -> None:
         core = self._core
+        if core is not None and core.halves.notices:
+            notices, core.halves.notices = core.halves.notices, []
+            assert self._transport is not None
+            self._transport.post(notices)
         if core is not None and core.deltas:
             deltas, core.deltas = core.deltas, []
-            self._post(self._deliver, deltas)
+            assert self._loop is not None
+            self._post(self._loop, self._deliver, deltas)
 
-    def _post(self, function: Callable[..., None], *arguments: object) -> None:
-        assert self._loop is not None
+    def _post(
+        self, loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: object
+    ) -> None:
         try:
-            self._loop.call_soon_threadsafe(function, *arguments)
+            loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:  # the loop is closed: nobody is left to tell
-            self._inbox.put(None)
+            if loop is self._loop:
+                self._inbox.put(None)
 
     # On the event loop
 
     def _deliver(self, deltas: list[Delta]) -> None:
         for delta in deltas:
             emit = self._emits[delta.attempt]
-            if delta.finish is not None:
+            if delta.is_last:
                 del self._emits[delta.attempt]
                 self._remember(delta.attempt)
             emit(delta)

@@ -1,11 +1,16 @@
 """One attempt inside the engine: its tokens, how far their KV is computed, and the pages that hold it."""
 
+from typing import Literal
+
 import numpy as np
 import numpy.typing as npt
 
 from pearl.state.splitmix import splitmix64
 from pearl.state.weights import Version
+from pearl.workers.rollout.kv_transfer.frames import KvLayout
 from pearl.workers.rollout.protocol import GenerateRequest
+
+Half = Literal["prefill", "decode"]
 
 
 class Request:
@@ -15,10 +20,13 @@ class Request:
         "computed",
         "copy_from",
         "copy_tokens",
+        "half",
         "ids",
+        "is_offered",
         "is_stale",
         "key",
         "kv_version",
+        "layout",
         "limit",
         "num_tokens",
         "page_tokens",
@@ -29,15 +37,20 @@ class Request:
         "stop_ids",
         "table",
         "temperature",
+        "told",
         "verified",
     )
 
-    def __init__(self, request: GenerateRequest, arrival: int, page_tokens: int) -> None:
+    def __init__(
+        self, request: GenerateRequest, arrival: int, page_tokens: int, half: Half | None = None
+    ) -> None:
         context = len(request.ids)
         self.attempt = request.attempt
         self.arrival = arrival
         """Order of admission, and of retraction from the other end."""
-        self.limit = context + request.params.max_new_tokens
+        self.half = half
+        """Which half of a pair it is; None = a whole request, as is a decode half once its KV has landed."""
+        self.limit = context + (1 if half == "prefill" else request.params.max_new_tokens)
         self.ids: npt.NDArray[np.int32] = np.empty(self.limit, np.int32)
         self.ids[:context] = request.ids
         self.num_tokens = context
@@ -63,6 +76,12 @@ class Request:
         """The oldest version in its KV; None while there is none."""
         self.is_stale = False
         """Its KV began under an older version or was told to be forgotten: never cached for others."""
+        self.is_offered = False
+        """Decode half: its prefill half has pages and computes."""
+        self.layout: KvLayout | None = None
+        """Decode half: of the KV that comes."""
+        self.told = -1
+        """Prefill half: tokens whose KV was last said to be ready."""
         self.key = splitmix64(request.seed)
         self.temperature = request.params.temperature
         self.stop_ids = frozenset(request.params.stop_ids)
@@ -70,6 +89,11 @@ class Request:
     @property
     def is_prefilling(self) -> bool:
         return self.computed < self.num_tokens - 1
+
+    @property
+    def end(self) -> int:
+        """Tokens to be computed: the last one of a prefill half is left to the decode half, who needs its logits."""
+        return self.num_tokens - (self.half == "prefill")
 
     def slots(self, start: int, end: int) -> npt.NDArray[np.int64]:
         """Places of tokens [start, end) in the KV store."""

@@ -27,13 +27,13 @@ class Work:
 
     @property
     def is_last(self) -> bool:
-        """The pass reaches the request's last token, so its logits give the next one."""
-        return self.request.computed + self.count == self.request.num_tokens
+        """The pass reaches the last token to compute: its logits give the next one, or vouch for a half's KV."""
+        return self.request.computed + self.count == self.request.end
 
     @property
     def is_complete(self) -> bool:
         """As ``is_last``, once the pass is over and counted."""
-        return self.request.computed == self.request.num_tokens
+        return self.request.computed == self.request.end
 
 
 class Scheduler:
@@ -47,6 +47,7 @@ class Scheduler:
         """Places of KV given back that nothing vouches for; to be zeroed before the next pass, since even a masked
         NaN would spoil whoever gets the page."""
         self.num_retractions = 0
+        self._granted: list[Request] = []
         self._prefill_chunk_tokens = prefill_chunk_tokens
         self._max_running = max_running
 
@@ -75,16 +76,23 @@ class Scheduler:
     def plan(self) -> list[Work]:
         """The next pass; empty when there is nothing to do. Decoding requests come first."""
         self._grow_decoding()
-        decoding = [Work(r, 1) for r in self.running if not r.is_prefilling]
+        decoding = [Work(r, 1) for r in self.running if _decodes(r)]
         budget = self._prefill_chunk_tokens
         prefilling: list[Work] = []
         for request in self._prefilling():
-            count = min(budget, request.num_tokens - request.computed)
+            count = min(budget, request.end - request.computed)
+            if count == 0:  # a prefill half whose whole context was cached
+                continue
             prefilling.append(Work(request, count))
             budget -= count
             if budget == 0:
                 break
         return decoding + prefilling
+
+    def take_granted(self) -> list[Request]:
+        """Decode halves that were given pages since the last call."""
+        granted, self._granted = self._granted, []
+        return granted
 
     def share(self, request: Request) -> None:
         """Offer a request's verified KV to others while it runs on."""
@@ -111,14 +119,16 @@ class Scheduler:
 
     def _prefilling(self) -> Iterator[Request]:
         """Those already running, then, one by one while the caller has budget, newly admitted ones."""
-        yield from [r for r in self.running if r.is_prefilling]
+        yield from [r for r in self.running if r.is_prefilling and r.half != "decode"]
         if not self.waiting:
             return
-        pending: set[bytes | None] = {r.pending_key for r in self.running if r.is_prefilling} - {None}
+        pending: set[bytes | None] = {r.pending_key for r in self.running} - {None}
         for request in list(self.waiting):
             if len(self.running) >= self._max_running:
                 return
-            match = self.cache.match(request.ids[: request.num_tokens - 1])
+            if request.half == "decode" and not request.is_offered:
+                continue  # pages are taken only when its KV is sure to come
+            match = self._match(request)
             key = self._pending_key(request, match)
             if key is not None and key in pending:
                 continue  # another computes this prefix right now; next time it is in the cache
@@ -126,7 +136,15 @@ class Scheduler:
                 return
             request.pending_key = key
             pending.add(key)
-            yield request
+            if request.half == "decode":
+                self._granted.append(request)
+            else:
+                yield request
+
+    def _match(self, request: Request) -> Match:
+        match = self.cache.match(request.ids[: request.num_tokens - 1])
+        # KV that comes from elsewhere begins with a page, so that nothing has to be copied before it lands.
+        return Match(match.pages, 0, 0) if request.half == "decode" else match
 
     def _pending_key(self, request: Request, match: Match) -> bytes | None:
         """The prefix up to the end of the first page that is not cached; None when all is."""
@@ -161,7 +179,7 @@ class Scheduler:
 
     def _grow_decoding(self) -> None:
         for request in list(self.running):
-            if request in self.running and not request.is_prefilling:
+            if request in self.running and _decodes(request):
                 self._grow(request)
 
     def _grow(self, request: Request) -> None:
@@ -169,7 +187,8 @@ class Scheduler:
             if self._make_room(1):
                 request.add_page(self.pool.take())
                 continue
-            youngest = self.running[-1]
+            # Halves in transfer keep their pages: they are on their way, within limits of their own.
+            youngest = next(r for r in reversed(self.running) if r.half is None)
             self.retract(youngest)
             if youngest is request:
                 return
@@ -200,6 +219,10 @@ class Scheduler:
 
     def _pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_tokens)
+
+
+def _decodes(request: Request) -> bool:
+    return request.half is None and not request.is_prefilling
 
 
 def _arrival(request: Request) -> int:

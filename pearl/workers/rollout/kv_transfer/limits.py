@@ -1,0 +1,28 @@
+"""How long each step of a handing over may take, and how many bytes may be on the way."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class KvLimits:
+    connect_s: float = 3.0
+    contact_s: float = 3.0
+    """The prefill half has reached the decode worker and both halves are there; they are sent at the same time."""
+    silence_s: float = 4.0
+    """A peer that said nothing for longer is gone: both sides speak at least every ``ping_s`` once they have met, for
+    which the prefill half waits: longer than ``contact_s``."""
+    ping_s: float = 0.5
+    chunk_s: float = 4.0
+    """One chunk from its first byte to its last."""
+    wait_s: float = 120.0
+    """Nothing has moved: the prefill half waits for its turn, or the decode worker for free pages."""
+    engine_s: float = 60.0
+    """The worker's own engine has answered; it does so between two passes."""
+    farewell_s: float = 1.0
+    """Last words are out and heard."""
+    chunk_bytes: int = 4 << 20
+    """At most so much in one chunk, unless one token alone is larger."""
+    window_bytes: int = 32 << 20
+    """Staged in host memory at once for or from one peer."""
+    max_strangers: int = 256
+    """Connections whose decode half is not there; more are closed at once."""

@@ -1,0 +1,93 @@
+"""What the transport needs of an engine, and what an engine tells it. Pure.
+
+The engine decides everything about pages; the transport moves bytes. Notices of one attempt are in order, and those
+that a call brought about arrive before its answer.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pearl.state.weights import Version
+from pearl.workers.rollout.kv_transfer.frames import KvLayout, Offer
+
+Block = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """A prefill half is here: reach the decode worker at ``address``."""
+
+    attempt: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The prefill half's first ``tokens`` tokens, of ``total``, can be read."""
+
+    attempt: int
+    tokens: int
+    total: int
+    version: Version
+    layout: KvLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Expect:
+    """A decode half is here; its KV will come from the worker ``sender``."""
+
+    attempt: int
+    sender: str
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The decode half has pages for all of its KV; the first ``start`` tokens were cached."""
+
+    attempt: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """All KV of the decode half is in its pages."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The engine has no half of this attempt any more, for a reason of its own."""
+
+    attempt: int
+    reason: str
+
+
+Notice = Begin | Ready | Expect | Granted | Landed | Ended
+
+
+class Pages(Protocol):
+    """Called on the transport's loop. What no longer concerns a live half does nothing."""
+
+    async def read(self, attempt: int, start: int, count: int) -> Block | None:
+        """A copy of these tokens' KV; None when the half is over, of which an ``Ended`` has told."""
+        ...
+
+    async def sent(self, attempt: int) -> None:
+        """The prefill half has handed over everything."""
+        ...
+
+    async def offered(self, attempt: int, offer: Offer) -> None:
+        """Answered by ``Granted`` when there is room, or by ``Ended``."""
+        ...
+
+    async def land(self, attempt: int, version: Version, start: int, count: int, data: Block) -> None:
+        """Put it into the decode half's pages; ``data`` may be reused afterwards."""
+        ...
+
+    async def failed(self, attempt: int, reason: str) -> None:
+        """The handing over failed: the half ends as "abort", unless all its KV had landed."""
+        ...

@@ -1,0 +1,207 @@
+"""The thread that hands KV over: a listener, and one task an attempt for its conversation.
+
+It starts with the engine and ends with it or with the process. Notices come from the engine's thread; everything
+else happens on this thread's own event loop, so that a busy worker keeps its word to the other side, and a slow
+transfer delays nobody's heartbeat.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import socket
+import threading
+from collections.abc import Coroutine, Sequence
+from typing import Any, assert_never
+
+from pearl.workers.rollout.kv_transfer.address import KvAddress
+from pearl.workers.rollout.kv_transfer.budget import Budgets
+from pearl.workers.rollout.kv_transfer.connection import Connection
+from pearl.workers.rollout.kv_transfer.errors import KvTransferError
+from pearl.workers.rollout.kv_transfer.frames import Failed, Hello
+from pearl.workers.rollout.kv_transfer.incoming import Incoming
+from pearl.workers.rollout.kv_transfer.limits import KvLimits
+from pearl.workers.rollout.kv_transfer.outgoing import Outgoing
+from pearl.workers.rollout.kv_transfer.pages import (
+    Begin,
+    Ended,
+    Expect,
+    Granted,
+    Landed,
+    Notice,
+    Pages,
+    Ready,
+)
+
+log = logging.getLogger(__name__)
+
+JOIN_LIMIT_S = 5.0
+
+
+class KvTransport:
+    """Listens from its construction on, so that ``address`` can be told to others; serves from ``start`` on."""
+
+    def __init__(self, bind_host: str, host: str, name: str, limits: KvLimits | None = None) -> None:
+        """``host`` is what others reach this one by; ``name`` what they call it."""
+        self.limits = limits or KvLimits()
+        self._name = name
+        self._listener = socket.create_server((bind_host, 0), backlog=self.limits.max_strangers)
+        self._listener.setblocking(False)
+        self.address = KvAddress(host, self._listener.getsockname()[1], secrets.token_hex(8))
+        self._thread = threading.Thread(target=self._run, name="kv-transport", daemon=True)
+        self._serving = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._conversations: dict[int, Outgoing | Incoming] = {}
+        self._wanted: dict[
+            int, asyncio.Future[Incoming]
+        ] = {}  # by connections whose decode half is not here yet
+        self._num_strangers = 0
+
+    def start(self, pages: Pages) -> None:
+        self._pages = pages
+        self._thread.start()
+        self._serving.wait(JOIN_LIMIT_S)
+
+    def post(self, notices: Sequence[Notice]) -> None:
+        """From any thread."""
+        loop = self._loop
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # closed: nothing is handed over any more
+                loop.call_soon_threadsafe(self._take, notices)
+
+    def close(self) -> None:
+        """End all conversations and free the port. Blocks for a moment; harmless when repeated."""
+        loop = self._loop
+        if loop is None:
+            self._listener.close()
+            return
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(JOIN_LIMIT_S)
+
+    @property
+    def num_conversations(self) -> int:
+        return len(self._conversations)
+
+    @property
+    def staged_bytes(self) -> int:
+        return self._outgoing_budgets.used + self._incoming_budgets.used
+
+    # On the transport's loop
+
+    def _run(self) -> None:
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._stop = asyncio.Event()
+        self._outgoing_budgets = Budgets(self.limits.window_bytes)
+        self._incoming_budgets = Budgets(self.limits.window_bytes)
+        self._tasks: set[asyncio.Task[None]] = set()
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                self._begin("accept", self._accept())
+                self._loop = asyncio.get_running_loop()
+                self._serving.set()
+                await self._stop.wait()
+                for task in self._tasks:
+                    task.cancel()
+        finally:
+            self._listener.close()
+
+    def _begin(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        task = self._group.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _take(self, notices: Sequence[Notice]) -> None:
+        for notice in notices if not self._stop.is_set() else ():
+            match notice:
+                case Begin():
+                    pages, budgets = self._pages, self._outgoing_budgets
+                    self._add(Outgoing(notice, self._name, pages, budgets, self.limits))
+                case Expect():
+                    incoming = Incoming(notice, self._pages, self._incoming_budgets, self.limits)
+                    self._add(incoming)
+                    if (wanted := self._wanted.pop(notice.attempt, None)) is not None:
+                        wanted.set_result(incoming)
+                case Ready() | Granted() | Landed() | Ended():
+                    self._tell(notice)
+                case _:
+                    assert_never(notice)
+
+    def _add(self, conversation: Outgoing | Incoming) -> None:
+        self._conversations[conversation.attempt] = conversation
+        self._begin(f"kv of {conversation.attempt}", self._hold(conversation))
+
+    def _tell(self, notice: Ready | Granted | Landed | Ended) -> None:
+        match self._conversations.get(notice.attempt), notice:
+            case Outgoing() as outgoing, Ready() | Ended():
+                outgoing.tell(notice)
+            case Incoming() as incoming, Granted() | Landed() | Ended():
+                incoming.tell(notice)
+
+    async def _hold(self, conversation: Outgoing | Incoming) -> None:
+        try:
+            await conversation.run()
+        except KvTransferError as error:  # the engine itself does not answer
+            log.warning("attempt %d: %s", conversation.attempt, error)
+        # A bug in one conversation must not end those of the others.
+        except Exception:
+            log.exception("attempt %d: handing over its KV failed", conversation.attempt)
+            with contextlib.suppress(ValueError):
+                await self._pages.failed(conversation.attempt, "handing over its KV failed; see the log")
+        finally:
+            if self._conversations.get(conversation.attempt) is conversation:
+                del self._conversations[conversation.attempt]
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(self._listener)
+            except OSError as error:  # of that connection, or no descriptor is left for now
+                log.warning("a connection could not be accepted: %s", error)
+                await asyncio.sleep(self.limits.ping_s)
+                continue
+            if self._num_strangers >= self.limits.max_strangers:
+                accepted.close()
+            else:
+                self._begin("stranger", self._introduce(accepted))
+
+    async def _introduce(self, accepted: socket.socket) -> None:
+        """Until the connection is in the hands of the decode half that waits for it."""
+        connection = Connection(accepted)
+        is_met = False
+        self._num_strangers += 1
+        try:
+            hello = await connection.hear(self.limits.contact_s)
+            incoming = await self._wanted_by(hello)
+            is_met = incoming.meet(connection)
+            if not is_met:
+                raise KvTransferError(f"attempt {incoming.attempt} is over here, or in other hands")
+        except KvTransferError as error:
+            log.info("a prefill half was turned away: %s", error)
+            await connection.farewell(Failed(str(error)), self.limits.farewell_s)
+        finally:
+            self._num_strangers -= 1
+            if not is_met:
+                connection.close()
+
+    async def _wanted_by(self, hello: object) -> Incoming:
+        if not isinstance(hello, Hello) or hello.token != self.address.token:
+            raise KvTransferError(f"this is {self._name}, another worker than the one that was meant")
+        found = self._conversations.get(hello.attempt)
+        if isinstance(found, Incoming):
+            return found
+        if found is not None or hello.attempt in self._wanted:
+            raise KvTransferError(f"attempt {hello.attempt} is in other hands")
+        wanted: asyncio.Future[Incoming] = asyncio.get_running_loop().create_future()
+        self._wanted[hello.attempt] = wanted
+        try:
+            async with asyncio.timeout(self.limits.contact_s):
+                return await wanted
+        except TimeoutError:
+            raise KvTransferError(f"no decode half of attempt {hello.attempt} is here") from None
+        finally:
+            self._wanted.pop(hello.attempt, None)
