@@ -23,6 +23,7 @@ from pearl.state.commands import AnyCommand, Finish
 from pearl.state.config import Config
 from pearl.state.effects import Effects
 from pearl.state.events import AnyEvent
+from pearl.state.profile import Profile
 from pearl.state.worker_table import WorkerRow
 
 EXIT_FAILURE = 1
@@ -358,6 +359,10 @@ class Coordinator:
     def status(self) -> dict[str, object]:
         """DESIGN §9, ``pearl status --json``."""
         return summary.status(self._state, self._now)
+
+    def profile(self) -> Profile | None:
+        """What the run has measured of its workload and its platform; None until there is enough."""
+        return self._elastic.tracker.profile()
 
     def check(self) -> None:
         """Invariants that hold between events; AssertionError otherwise."""

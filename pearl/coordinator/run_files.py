@@ -1,7 +1,8 @@
 """The run directory: what a run leaves behind for people and programs, and how each line gets there exactly once.
 
 ``config.toml`` and ``config.json`` the resolved settings, ``journal.msgpack/`` and ``tokens/`` the state,
-``metrics.jsonl``, ``trajectories.jsonl`` and ``summary.json`` the results, ``logs/`` a directory a process group.
+``metrics.jsonl``, ``trajectories.jsonl`` and ``summary.json`` the results, ``profile.json`` what was measured,
+``logs/`` a directory a process group.
 
 A crash may come between a journal entry and its lines. Therefore every journal segment has a mark: the sizes that
 the two files had when it was opened. A resume cuts both back to the mark and writes the segment's lines again.
@@ -15,8 +16,10 @@ from typing import Any
 import msgspec
 
 from pearl.config import resolved_json, resolved_toml
+from pearl.elastic.profile_file import write_profile
 from pearl.state.commands import Report
 from pearl.state.config import Config
+from pearl.state.profile import Profile
 from pearl.state.trajectory import TrajectoryRecord
 
 RESULT_NAMES = ("metrics.jsonl", "trajectories.jsonl")
@@ -56,6 +59,10 @@ class RunFiles:
 
     def summary(self, summary: dict[str, Any]) -> None:
         _replace(self.run_dir / "summary.json", msgspec.json.format(strict_json(summary), indent=2) + b"\n")
+
+    def profile(self, profile: Profile) -> None:
+        """For ``pearl decide`` and the simulator."""
+        _replace(self.run_dir / "profile.json", write_profile(profile))
 
     def mark(self, first_entry: int, now: float) -> None:
         """Note the sizes for the journal segment that is about to be opened at ``first_entry``."""

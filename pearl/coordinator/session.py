@@ -127,6 +127,8 @@ class Session:
                 tasks = Tasks(group)
                 finish = await self._go(hub, tasks, stack)
                 self._files.summary({**finish.summary, "error": self.failure or finish.error})
+                if profile := self._beginning.core.profile():
+                    self._files.profile(profile)
                 tasks.cancel()
             await self._end(hub)
         return finish

@@ -38,6 +38,7 @@ class CoreMachine(RuleBasedStateMachine):
         partial=st.booleans(),
         checkpoint_every=st.integers(1, 3),
         can_restore=st.booleans(),
+        speed=st.sampled_from([None, (6e-3, 2e-4, 2e-5), (1e-2, 1e-5, 1e-3), (1e-3, 5e-3, 1e-5)]),
         pd=st.sampled_from(["colocated", "1P1D", "2P1D", "adaptive"]),
         borrow=st.sampled_from(["never", "always", "gated"]),
         num_ranks=st.integers(1, 3),
@@ -53,6 +54,7 @@ class CoreMachine(RuleBasedStateMachine):
         partial: bool,
         checkpoint_every: int,
         can_restore: bool,
+        speed: tuple[float, float, float] | None,
         pd: str,
         borrow: Any,
         num_ranks: int,
@@ -76,6 +78,7 @@ class CoreMachine(RuleBasedStateMachine):
             elastic=ElasticConfig(inter=True, borrow=borrow, pd=pd, preemptible_gpus=3),
         )
         self.world = World(config, seed=seed, can_restore=can_restore)
+        self.world.speed = speed
         self.world.start()
 
     def alive(self) -> bool:

@@ -15,6 +15,7 @@ from pearl.state.commands import AnyCommand
 from pearl.state.config import Config
 from pearl.state.events import AnyEvent
 from pearl.state.ids import AttemptId, Incarnation, Slot, TrajectoryId
+from pearl.state.profile import IterationSums
 from pearl.state.trajectory import FinishReason, TokenDelta, TrajectoryRecord, VersionRun
 from pearl.state.weights import Version
 
@@ -69,6 +70,7 @@ class World:
         self.attempt_error_rate = 0.0
         self.update_failure_rate = 0.0
         self.start_failure_rate = 0.0
+        self.speed: tuple[float, float, float] | None = None  # A, b and t_prefill that frames tell
         self.stuck_rate = 0.0  # releases that take too long: the worker is killed
         self.training_holds_memory = False
         self.returned: list[commands.ReturnGpus] = []
@@ -332,7 +334,8 @@ class World:
         self, slot: Slot, worker: Worker, attempt: AttemptId, prefilled: int, finish: FinishReason | None
     ) -> None:
         delta = TokenDelta(attempt, 0, (), prefilled, finish)
-        self.post(events.TokensStreamed(slot, worker.incarnation, (delta,)), 0.01 + 1e-6 * self.sequence)
+        told = events.TokensStreamed(slot, worker.incarnation, (delta,), self._iteration(0, prefilled))
+        self.post(told, 0.01 + 1e-6 * self.sequence)
 
     def _schedule_token(self, slot: Slot, incarnation: Incarnation, attempt: AttemptId) -> None:
         worker = self.workers[slot]
@@ -366,7 +369,17 @@ class World:
         running.prefill = 0
         if finish is not None:
             del worker.running[attempt]
-        self.post(events.TokensStreamed(slot, worker.incarnation, (delta,)), 0.01 + 1e-6 * self.sequence)
+        sums = self._iteration(len(worker.running) + 1, delta.prefilled_tokens)
+        told = events.TokensStreamed(slot, worker.incarnation, (delta,), sums)
+        self.post(told, 0.01 + 1e-6 * self.sequence)
+
+    def _iteration(self, decoding: int, prefill: int) -> IterationSums | None:
+        if self.speed is None:
+            return None
+        fixed, per_seq, per_token = self.speed
+        n, p = float(decoding), float(prefill)
+        y = (fixed + per_seq * n + per_token * p) * self.rng.uniform(0.99, 1.01)
+        return IterationSums(1, y, n, p, n * n, p * p, n * p, y * n, y * p, y * y, 10.0 * n)
 
     def _end(self, slot: Slot, attempt: AttemptId, finish: FinishReason) -> None:
         worker = self.workers.get(slot)
