@@ -5,7 +5,7 @@ from time import perf_counter
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_profiles import HAND, shipped
 
@@ -162,6 +162,7 @@ def test_without_a_profile_what_is_whole_stays() -> None:
 # always
 
 
+@settings(deadline=None, derandomize=True)
 @given(
     st.builds(
         Profile,
