@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from pearl.sim.clock import VirtualClock
+from pearl.sim.hardware import Hardware
 from pearl.sim.streams import stream
 from pearl.sim.workload import Script, Workload
 from pearl.state import commands, events
@@ -34,16 +35,16 @@ class Environments:
         seed: int,
         group_size: int,
         max_observation_tokens: int,
-        turn_overhead_s: float,
-        failure_rate: float,
+        hardware: Hardware,
         post: Callable[[AnyEvent], None],
     ) -> None:
         self._clock = clock
         self._workload = workload
         self._group_size = group_size
         self._max_observation = max_observation_tokens
-        self._turn_overhead_s = turn_overhead_s
-        self._failure_rate = failure_rate
+        self._scale = hardware.environment.latency_scale
+        self._turn_overhead_s = hardware.worker.turn_overhead_seconds
+        self._failure_rate = hardware.failures.environment_rate
         self._failures = stream(seed, "environment failures")
         self._rewards = stream(seed, "rewards")
         self._post = post
@@ -69,7 +70,7 @@ class Environments:
     def step(self, command: commands.StepEpisode) -> None:
         episode = self.episodes[command.trajectory]
         turn = episode.script.turns[command.turn]
-        seconds = turn.env_seconds + self._turn_overhead_s
+        seconds = turn.env_seconds * self._scale + self._turn_overhead_s
         if self._failure_rate and self._failures.random() < self._failure_rate:
             self._clock.after(seconds, lambda: self._failed(command, episode))
         else:
@@ -80,11 +81,10 @@ class Environments:
         done = command.turn + 1 >= len(episode.script.turns)
         observed = 0 if done else min(turn.observation_tokens, self._max_observation)
         reward = float(self._rewards.random() < 0.5) if done else 0.0
+        seconds = turn.env_seconds * self._scale
         episode.tokens += observed
         episode.turn_began_tokens = episode.tokens
-        self._post(
-            events.EpisodeStepped(command.op, command.trajectory, observed, reward, done, turn.env_seconds)
-        )
+        self._post(events.EpisodeStepped(command.op, command.trajectory, observed, reward, done, seconds))
 
     def _failed(self, command: commands.StepEpisode, episode: Episode) -> None:
         episode.is_open = False

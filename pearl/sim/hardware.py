@@ -60,6 +60,10 @@ class TrainingSpeed(Section, frozen=True):
     gpu_seconds_per_token: float  # of all tokens in the batch's trajectories
 
 
+class EnvironmentHosts(Section, frozen=True):
+    latency_scale: float = 1.0  # on the workload's environment latencies
+
+
 class Failures(Section, frozen=True):
     worker_hours: float = 0.0  # mean time between losses of one rollout worker; 0 = never
     environment_rate: float = 0.0  # of steps
@@ -72,6 +76,7 @@ class Hardware(Section, frozen=True):
     worker: WorkerSpeed
     costs: Costs
     training: TrainingSpeed
+    environment: EnvironmentHosts = EnvironmentHosts()
     failures: Failures = Failures()
     sources: dict[str, str] = {}
 
@@ -125,7 +130,7 @@ def _read(path: Path) -> Hardware:
 
 def _check(path: Path, hardware: Hardware) -> None:
     """Nothing may be negative, and what is divided by must be positive."""
-    for section in ("worker", "costs", "training", "failures"):
+    for section in ("worker", "costs", "training", "environment", "failures"):
         for key, value in msgspec.structs.asdict(getattr(hardware, section)).items():
             if not 0 <= value < float("inf"):
                 raise ConfigError(f"{path}: {section}.{key} = {value}: must be at least 0 and finite")

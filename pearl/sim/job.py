@@ -9,6 +9,7 @@ import msgspec
 from pearl import config as settings
 from pearl.config import ConfigError
 from pearl.sim import hardware, policies, workload_files
+from pearl.sim.fitted import fit_run
 from pearl.sim.hardware import Hardware
 from pearl.sim.simulation import Simulation
 from pearl.state.config import Config
@@ -84,7 +85,7 @@ def make_job(
     """
     chosen = policies.find(policy)
     config = settings.load(config_path, [*chosen.overrides, *overrides])
-    profile = hardware.load(hardware_name) if hardware_name else hardware.for_model(config.model.path)
+    profile = _profile(hardware_name, config)
     if config.rollout.gpus_per_worker != profile.worker.gpus:
         raise ConfigError(
             f"rollout.gpus_per_worker: {config.rollout.gpus_per_worker}, but a worker of {profile.name} has "
@@ -96,6 +97,14 @@ def make_job(
         config = _with_pool(config, trace, horizon_s)
     config = _with_hardware(config, profile, trace)
     return Job(policy, config, profile, workload, seed, horizon_s, trace)
+
+
+def _profile(name: str | None, config: Config) -> Hardware:
+    """By name, from a file, fitted to a run, or by default the data sheet of the config's model."""
+    if name is None:
+        return hardware.for_model(config.model.path)
+    path = Path(name)
+    return fit_run(path) if (path / "config.toml").is_file() else hardware.load(name)
 
 
 def _with_pool(config: Config, trace: tuple[TraceEvent, ...], horizon_s: float) -> Config:
@@ -125,8 +134,13 @@ def _with_hardware(config: Config, profile: Hardware, trace: tuple[TraceEvent, .
     )
     counted = tuple(event for event in trace if not event.gpus)
     most = max((gpus for _, gpus in counts(counted)), default=0) if config.elastic.inter else 0
+    emulated = replace(
+        config.emulated,
+        kv_bytes_per_token=profile.worker.kv_bytes_per_token,
+        kv_bandwidth_bytes_per_s=profile.worker.kv_bandwidth_bytes_per_s,
+    )
     elastic = replace(config.elastic, trace="", preemptible_gpus=max(most, config.elastic.preemptible_gpus))
-    return replace(config, rollout=rollout, elastic=elastic)
+    return replace(config, rollout=rollout, emulated=emulated, elastic=elastic)
 
 
 def build(job: Job) -> Simulation:

@@ -43,6 +43,7 @@ def _policy(
 
 
 POLICIES: dict[str, Policy] = {
+    "config": Policy((), "the file's own settings"),
     "pearl": _policy(
         "both kinds of elasticity, roles by decision, strict batches as in the paper",
         inter=True,

@@ -52,8 +52,7 @@ class Simulation:
             seed,
             config.data.group_size,
             config.environment.max_observation_tokens,
-            hardware.worker.turn_overhead_seconds,
-            hardware.failures.environment_rate,
+            hardware,
             post,
         )
         self.pool = RolloutPool(clock, hardware, self.environments, seed, post)

@@ -14,7 +14,9 @@ from pearl.state.trace import TraceEvent
 from pearl.traces import read_trace
 
 SEGMENTS = sorted((ROOT / "launch" / "traces" / "segments").glob("B_*.csv"))
-COLOCATED = [name for name in policies.names() if "elastic.pd=colocated" in policies.find(name).overrides]
+COLOCATED = ["config"] + [
+    name for name in policies.names() if "elastic.pd=colocated" in policies.find(name).overrides
+]
 
 
 @pytest.mark.parametrize("name", COLOCATED)
@@ -26,7 +28,8 @@ def test_every_policy_is_settings_that_load(name: str, config: str) -> None:
 def test_every_policy_sets_the_same_keys() -> None:
     """So none inherits an axis from the file by accident."""
     keys = {tuple(o.partition("=")[0] for o in policies.find(name).overrides) for name in policies.names()}
-    assert len(keys) == 1
+    assert len(keys - {()}) == 1
+    assert policies.find("config").overrides == ()
 
 
 def test_other_systems_are_points_on_the_axes_with_a_caveat() -> None:
@@ -72,8 +75,10 @@ def test_preemptible_gpus_are_as_many_as_the_trace_ever_has() -> None:
     assert make_job(CONFIG, "rlboost+", 0, trace=trace).config.elastic.preemptible_gpus == 6
 
 
-def test_the_core_is_told_the_machine_s_memory() -> None:
+def test_the_core_is_told_the_machine_s_memory_and_link() -> None:
     job = make_job(CONFIG, "roll", 0)
+    assert job.config.emulated.kv_bandwidth_bytes_per_s == HARDWARE.worker.kv_bandwidth_bytes_per_s
+    assert job.config.emulated.kv_bytes_per_token == HARDWARE.worker.kv_bytes_per_token
     assert job.config.rollout.kv_capacity_tokens == HARDWARE.worker.kv_capacity_tokens
 
 
