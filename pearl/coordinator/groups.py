@@ -32,7 +32,8 @@ class NotEnoughGpusError(ValueError):
 class Groups:
     def __init__(self, config: Config, run_dir: Path, address: str, run_id: str) -> None:
         self._config = config
-        self._run_dir = run_dir
+        # Absolute: whoever starts a group need not be where we are.
+        self._run_dir = run_dir = run_dir.absolute()
         self._logs = run_dir / "logs"
         self._common = ("--address", address, "--run-id", run_id, "--config", str(run_dir / CONFIG_NAME))
         # Elsewhere our address may have another name, and our run directory need not be there.

@@ -101,7 +101,7 @@ class NodeAgent:
                 async with self._watchers:  # left when the coordinator has been told of every end
                     await self._leaving.wait()
                     await self._end_groups()
-                if self._report.preemptible:
+                if self.has_joined:
                     await self._tell(Leaving(self._reason))
                 serving.cancel()
         finally:
@@ -185,8 +185,8 @@ class NodeAgent:
             await connection.ask(self._report, deadline_s=self._lease_s)
         except RemoteError as error:
             self.leave(error.text, "refused")
-        except TimeoutError as error:
-            self.leave(str(error), "lost")
+        except TimeoutError:
+            self.leave(f"no answer from {connection.address} within {self._lease_s:g} s", "lost")
         except PeerGoneError as error:
             log.info("not taken in: %s", error)  # why the connection ended says more
         else:

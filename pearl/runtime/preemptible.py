@@ -64,11 +64,11 @@ class PreemptibleAgent:
             GivenUpError: it was refused, or found no coordinator for ``rejoin_s``.
         """
         loop = asyncio.get_running_loop()
-        watch_signals(self._on_signal)
+        watch_signals(self.call_off)
         lifetime_s = self._terms.lifetime_s
         if lifetime_s is not None:
             loop.call_later(
-                max(0.0, lifetime_s - self._terms.grace_s), self._on_signal, "end of its lifetime"
+                max(0.0, lifetime_s - self._terms.grace_s), self.call_off, "end of its lifetime"
             )
         give_up_at = loop.time() + self._terms.rejoin_s
         incarnation = 0
@@ -97,10 +97,11 @@ class PreemptibleAgent:
             "at a new address unless runtime.address names a port"
         )
 
-    def _on_signal(self, name: str) -> None:
+    def call_off(self, reason: str) -> None:
+        """Its host is taken away: give notice and go; a second time go at once."""
         self._called_off.set()
         assert self._agent is not None
-        self._agent.give_notice(self._terms.grace_s, name)
+        self._agent.give_notice(self._terms.grace_s, reason)
 
     async def _is_called_off(self, limit_s: float) -> bool:
         """Whether it is told to leave within the limit."""

@@ -1,0 +1,163 @@
+"""Interrupts, releases, activations and the lending of training's devices: commands and the events that answer them."""
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+from cluster import FakeRollout, FakeTraining, small_config
+from stage import Stage, staged
+
+from pearl.state import commands, events
+from pearl.state.config import Config, RuntimeConfig
+from pearl.state.ids import AttemptId, Incarnation, OpId, Slot, TrajectoryId
+from pearl.state.weights import Version
+
+SLOT, LIFE, TRAJECTORY = Slot(0), Incarnation(1), TrajectoryId(3)
+
+
+def quick_config() -> Config:
+    runtime = RuntimeConfig(update_timeout_s=0.2, train_timeout_s=0.2)
+    return msgspec.structs.replace(small_config(), runtime=runtime)
+
+
+async def serve(stage: Stage) -> Version:
+    """A trainer and one worker with its weights."""
+    ready = await stage.start_trainer()
+    await stage.start_worker(0, "local/0")
+    await stage.update(0, ready)
+    return ready.version
+
+
+async def open_episode(stage: Stage) -> events.EpisodeOpened:
+    stage.order(commands.OpenEpisode(stage.op(), TRAJECTORY, False, 3, 0))
+    return await stage.event(events.EpisodeOpened)
+
+
+def generate(stage: Stage, tokens: int) -> None:
+    stage.order(commands.Generate(AttemptId(stage.op()), TRAJECTORY, 0, SLOT, LIFE, tokens, 4, False))
+
+
+async def held(stage: Stage) -> FakeRollout:
+    """The worker, once it has taken a request that lasts until it is interrupted."""
+    worker = stage.cluster.groups["rollout.0.1"]
+    assert isinstance(worker, FakeRollout)
+    async with asyncio.timeout(10):
+        while not worker.held:  # noqa: ASYNC110 - the fake's own state
+            await asyncio.sleep(0.001)
+    return worker
+
+
+async def test_an_interrupt_ends_attempts_with_what_they_made(tmp_path: Path) -> None:
+    async with staged(quick_config(), tmp_path) as stage:
+        stage.cluster.holds = lambda worker: True
+        await serve(stage)
+        generate(stage, (await open_episode(stage)).prompt_tokens)
+        await held(stage)
+        stage.order(commands.Interrupt(SLOT, LIFE))
+        [delta] = (await stage.event(events.TokensStreamed)).deltas
+        assert (delta.count, delta.finish) == (1, "abort")
+        stage.order(commands.Interrupt(Slot(7), LIFE))  # gone: needs no telling
+        await open_episode(stage)
+
+
+async def test_pr_01_the_last_tokens_of_a_released_worker_come_before_its_release(tmp_path: Path) -> None:
+    async with staged(quick_config(), tmp_path) as stage:
+        stage.cluster.holds = lambda worker: True
+        await serve(stage)
+        generate(stage, (await open_episode(stage)).prompt_tokens)
+        await held(stage)
+        op = stage.op()
+        stage.order(commands.ReleaseWorker(op, SLOT, LIFE, 5.0))
+        released = await stage.event(events.WorkerReleased)
+        assert (released.op, released.released_bytes, released.parts) == (op, 1000, {"release": 0.25})
+        assert 0 <= released.seconds < 5
+        kinds = stage.kinds()
+        assert kinds[kinds.index("TokensStreamed") + 1 :] == ["WorkerReleased"]
+
+
+async def test_mh_03_a_worker_that_does_not_let_go_in_its_limit_is_killed(tmp_path: Path) -> None:
+    async def never(worker: FakeRollout) -> None:
+        await asyncio.sleep(60)
+
+    async with staged(quick_config(), tmp_path) as stage:
+        stage.cluster.before_release = never
+        await serve(stage)
+        stage.order(commands.ReleaseWorker(stage.op(), SLOT, LIFE, 0.1))
+        lost = await stage.event(events.WorkerLost)
+        assert lost.reason == "did not let go of its memory within elastic.release_limit_s = 0.1 s"
+        assert "rollout.0.1" not in stage.cluster.groups
+        assert "WorkerReleased" not in stage.kinds()
+
+
+async def test_a_refused_release_ends_the_worker_with_its_reason(tmp_path: Path) -> None:
+    async def broken(worker: FakeRollout) -> None:
+        raise ValueError("the allocator is stuck")
+
+    async with staged(quick_config(), tmp_path) as stage:
+        stage.cluster.before_release = broken
+        await serve(stage)
+        stage.order(commands.ReleaseWorker(stage.op(), SLOT, LIFE, 5.0))
+        assert "the allocator is stuck" in (await stage.event(events.WorkerLost)).reason
+
+
+async def test_an_activation_is_proven_with_its_parts_or_fails(tmp_path: Path) -> None:
+    async with staged(quick_config(), tmp_path) as stage:
+        version = await serve(stage)
+        stage.order(commands.ReleaseWorker(stage.op(), SLOT, LIFE, 5.0))
+        await stage.event(events.WorkerReleased)
+        op = stage.op()
+        stage.order(commands.ActivateWorker(op, SLOT, LIFE, version))
+        proven = await stage.event(events.WeightsProven)
+        assert (proven.op, proven.version, proven.checksum) == (op, version, f"sum-{version}")
+        assert proven.parts == {"load": 0.5}
+        stage.order(commands.ActivateWorker(stage.op(), SLOT, LIFE, Version(0, 9)))
+        assert (await stage.event(events.WeightsFailed)).reason == "0:9 is superseded, the newest is 0:0"
+        stage.order(commands.ActivateWorker(stage.op(), Slot(5), LIFE, version))
+        assert "rollout.5.1 is not connected" in (await stage.event(events.WeightsFailed)).reason
+
+
+async def test_training_lends_its_devices_and_takes_them_back(tmp_path: Path) -> None:
+    async with staged(quick_config(), tmp_path) as stage:
+        await serve(stage)
+        away, home = stage.op(), stage.op()
+        stage.order(commands.OffloadTraining(away, LIFE))
+        offloaded = await stage.event(events.TrainingOffloaded)
+        assert (offloaded.op, offloaded.released_bytes) == (away, 2000)
+        assert offloaded.parts == {"backup": 0.125}
+        stage.order(commands.RestoreTraining(home, LIFE))
+        restored = await stage.event(events.TrainingRestored)
+        assert (restored.op, restored.parts) == (home, {"restore": 0.0625})
+        stage.order(commands.OffloadTraining(stage.op(), Incarnation(9)))  # its loss was told: nothing to do
+        stage.order(commands.StopTrainer(LIFE, 0.0, "wanted"))
+        assert (await stage.event(events.TrainerLost)).incarnation == LIFE
+
+
+async def test_training_that_cannot_be_moved_is_replaced(tmp_path: Path) -> None:
+    def broken(world: FakeTraining) -> None:
+        raise ValueError("3 bytes are still there")
+
+    async with staged(quick_config(), tmp_path) as stage:
+        stage.cluster.before_offload = broken
+        await serve(stage)
+        stage.order(commands.OffloadTraining(stage.op(), LIFE))
+        assert "Offload failed: ValueError: 3 bytes" in (await stage.event(events.TrainerLost)).reason
+
+
+async def test_a_role_is_set_or_the_worker_replaced(tmp_path: Path) -> None:
+    async with staged(quick_config(), tmp_path) as stage:
+        await serve(stage)
+        op = stage.op()
+        stage.order(commands.SetRole(op, SLOT, LIFE, "decode"))
+        assert (await stage.event(events.RoleSet)).op == op
+        stage.order(commands.SetRole(OpId(1), Slot(4), LIFE, "decode"))
+        stage.order(commands.StopWorker(SLOT, LIFE, 0.0, "wanted"))
+        assert (await stage.event(events.WorkerLost)).slot == SLOT
+
+
+async def test_iterations_of_the_engine_reach_the_core_as_sums(tmp_path: Path) -> None:
+    async with staged(quick_config(), tmp_path) as stage:
+        await serve(stage)
+        generate(stage, (await open_episode(stage)).prompt_tokens)
+        sums = (await stage.event(events.TokensStreamed)).iterations
+        assert sums is not None
+        assert (sums.count, sums.seconds, sums.decoding, sums.context) == (1, 0.01, 1.0, 4.0)
