@@ -16,13 +16,15 @@ from pearl.state.messages.rollout import IterationStat
 from pearl.state.trajectory import FinishReason
 from pearl.state.weights import BucketSpec, TensorSpec, Version
 from pearl.workers.emulated_model import checksum_of
-from pearl.workers.rollout.emulated.request import Request
+from pearl.workers.rollout.emulated.halves import Halves, misfit
+from pearl.workers.rollout.emulated.request import Half, Request
 from pearl.workers.rollout.emulated.scheduler import Plan, Scheduler
 from pearl.workers.rollout.emulated.settings import EmulatedSettings
 from pearl.workers.rollout.emulated.timing import Timing
-from pearl.workers.rollout.emulated.tokens import answer
+from pearl.workers.rollout.emulated.tokens import NOTHING, Ids, answer
 from pearl.workers.rollout.emulated.weights import IncomingWeights
-from pearl.workers.rollout.protocol import Delta, EngineLoad, GenerateRequest, MemoryTag, PauseMode
+from pearl.workers.rollout.kv_transfer.frames import Offer
+from pearl.workers.rollout.protocol import Delta, EngineLoad, GenerateRequest, MemoryTag, PauseMode, Role
 
 State = Literal["empty", "updating", "invalid", "ready"]
 """Empty: there is no memory for weights or KV, or nothing in it yet."""
@@ -39,7 +41,9 @@ class EmulatedCore:
         self.deltas: list[Delta] = []
         """What there is to tell since the caller last emptied it."""
         self.num_passes = 0
+        self.role: Role = "colocated"
         self.scheduler = Scheduler(settings)
+        self.halves = Halves(self.scheduler)
         self._settings = settings
         self._requests: dict[int, Request] = {}
         self._stats: deque[IterationStat] = deque(maxlen=MAX_STATS)
@@ -56,16 +60,34 @@ class EmulatedCore:
 
     def submit(self, request: GenerateRequest) -> None:
         """Queue it; what is wrong with it comes out as its only delta, with ``finish="error"``."""
-        refusal = self._refusal(request)
-        if refusal or request.params.max_new_tokens == 0:
-            finish: FinishReason = "error" if refusal else "length"
-            self.deltas.append(Delta(request.attempt, [], [], [], 0, finish, refusal))
+        if refusal := self._refusal(request):
+            self._answer(request, "error", refusal)
+            if self.role == "prefill" and request.pair:
+                self.halves.refused(request.attempt, request.pair, refusal)
             return
-        spread = self._settings.timing.length_spread
-        said, finish = answer(request, self._settings.vocabulary_size, spread)
-        self._requests[request.attempt] = entry = Request(request, self._num_arrivals, said, finish)
+        if refusal := misfit(request, self.role):
+            self._answer(request, "abort", refusal)
+            return
+        half = None if self.role == "colocated" else self.role
+        if request.params.max_new_tokens == 0:
+            self._answer(request, None if half == "prefill" else "length")
+            return
+        self._queue(request, half)
+
+    def _queue(self, request: GenerateRequest, half: Half | None) -> None:
+        said: Ids = NOTHING
+        finish: FinishReason = "length"
+        if half != "prefill":
+            spread = self._settings.timing.length_spread
+            said, finish = answer(request, self._settings.vocabulary_size, spread)
+        self._requests[request.attempt] = entry = Request(request, self._num_arrivals, said, finish, half)
         self._num_arrivals += 1
         self.scheduler.add(entry)
+        self.halves.begun(entry, request.pair)
+
+    def _answer(self, request: GenerateRequest, finish: FinishReason | None, error: str = "") -> None:
+        """The only delta of a request that is not queued."""
+        self.deltas.append(Delta(request.attempt, [], [], [], 0, finish, error, finish is None))
 
     def abort(self, attempt: int) -> None:
         request = self._requests.get(attempt)
@@ -87,15 +109,22 @@ class EmulatedCore:
     def has_work(self) -> bool:
         return self.state == "ready" and not self.paused and bool(self._requests)
 
-    def begin(self, horizon_s: float = 0.0) -> float:
-        """Decide what the next pass computes, and those like it within the horizon; the seconds until all are over."""
+    def begin(self, horizon_s: float = 0.0) -> float | None:
+        """Decide what the next pass computes, and those like it within the horizon; the seconds until all are over.
+        None: there is nothing to compute until the KV of some half has moved."""
         assert self.has_work()
         assert self._plan is None
+        assert self.version is not None
         for request in self.scheduler.make_room():
             self._tell(request)
             self.scheduler.retract(request)
-        plan = self._plan = self.scheduler.plan()
-        assert plan.decoding or plan.prefill, "requests wait, none runs and none can be admitted"
+        plan = self.scheduler.plan()
+        self.halves.admitted(self.version)
+        if not plan.decoding and not plan.prefill:
+            assert any(r.half for r in self._requests.values()), "requests wait, and none can be admitted"
+            self.halves.advanced(self.version)
+            return None
+        self._plan = plan
         num_decoding, prefill_tokens = len(plan.decoding), plan.prefill_tokens
         limit = 1 if prefill_tokens else self._num_alike(plan)
         total = 0.0
@@ -132,6 +161,8 @@ class EmulatedCore:
         self._seconds = []
         for request in finished:
             self._end(request, request.answer_finish)
+        assert self.version is not None
+        self.halves.advanced(self.version)
         return bool(finished)
 
     def _finish(self, num_passes: int) -> list[Request]:
@@ -164,6 +195,10 @@ class EmulatedCore:
 
     def _end(self, request: Request, finish: FinishReason, error: str = "") -> None:
         self.deltas.append(request.delta(self.version, finish, error))
+        self.halves.ended(request, error or finish)
+        self._forget(request)
+
+    def _forget(self, request: Request) -> None:
         del self._requests[request.attempt]
         self.scheduler.remove(request)
 
@@ -180,6 +215,7 @@ class EmulatedCore:
             for request in list(self._requests.values()):
                 self._end(request, "abort")
         elif mode == "retract":
+            self._end_transfers("the worker gave up its KV")
             for request in list(self.scheduler.running):
                 self._tell(request)
                 self.scheduler.retract(request)
@@ -203,6 +239,7 @@ class EmulatedCore:
         if "weights" in self._released:
             raise ValueError("no update fits in: the memory for weights is released; restore it first")
         self.tell()  # under the version that made it
+        self._end_transfers("the weights changed while its KV was on its way")
         self.state, self._incoming = "invalid", None
         self._incoming = IncomingWeights(version, tensors)
         self.state = "updating"
@@ -230,6 +267,52 @@ class EmulatedCore:
 
     def checksum(self) -> str:
         return checksum_of(self._image)
+
+    # Halves of pairs, as the transport sees them
+
+    def set_role(self, role: Role) -> None:
+        """Raises ValueError while requests are there."""
+        if self._requests:
+            raise ValueError(f"{len(self._requests)} requests are there; a role is changed only while idle")
+        self.flush()
+        self.role = role
+
+    def kv_offered(self, attempt: int, offer: Offer) -> None:
+        request = self._requests.get(attempt)
+        if request is None or request.half != "decode" or request.is_offered:
+            return
+        if problem := self.halves.problem_with(request, offer, self.version):
+            self._end(request, "abort", problem)
+        else:
+            request.is_offered = True
+
+    def kv_landed(self, attempt: int, num_tokens: int) -> None:
+        request = self._requests.get(attempt)
+        if request is None or request.half != "decode" or request not in self.scheduler.running:
+            return  # its room may be another's by now
+        assert self.version is not None
+        self.halves.land(request, num_tokens, self.version)
+
+    def has_half(self, attempt: int) -> bool:
+        request = self._requests.get(attempt)
+        return request is not None and request.half is not None
+
+    def kv_sent(self, attempt: int) -> None:
+        request = self._requests.get(attempt)
+        if request is not None:
+            self.deltas.append(Delta(attempt, [], [], [], request.prefilled, handed_over=True))
+            self._forget(request)
+
+    def kv_failed(self, attempt: int, reason: str) -> None:
+        if self.has_half(attempt):
+            self._end(self._requests[attempt], "abort", reason)
+
+    def _end_transfers(self, reason: str) -> None:
+        """Those whose KV, of the version until now, was partly on its way; those that still wait for it go on."""
+        for request in list(self._requests.values()):
+            is_waiting = request in self.scheduler.waiting and not request.is_offered
+            if request.half is not None and not is_waiting:
+                self._end(request, "abort", reason)
 
     # Memory, while nothing runs
 
@@ -282,8 +365,8 @@ class EmulatedCore:
         if not 0.0 <= params.temperature < float("inf"):
             return f"temperature = {params.temperature}; it must be finite and not negative"
         # The last token's KV is never needed, and a request that runs alone needs no reserve but its own.
-        if len(request.ids) + params.max_new_tokens > self.scheduler.capacity:
-            tokens = len(request.ids) + params.max_new_tokens
+        tokens = len(request.ids) + (1 if self.role == "prefill" else params.max_new_tokens)
+        if tokens > self.scheduler.capacity:
             return (
                 f"{tokens} tokens of context and answer never fit into {self.scheduler.capacity} tokens of KV"
             )

@@ -14,7 +14,12 @@ from pearl.runtime.clock import Clock, Timer
 from pearl.state.messages.rollout import IterationStat
 from pearl.state.weights import BucketSpec, TensorSpec, Version
 from pearl.workers.rollout.emulated.core import EmulatedCore, State
+from pearl.workers.rollout.emulated.halves import block_of
+from pearl.workers.rollout.emulated.kv_pages import EmulatedPages
 from pearl.workers.rollout.emulated.settings import EmulatedSettings
+from pearl.workers.rollout.kv_transfer.frames import Offer
+from pearl.workers.rollout.kv_transfer.pages import Block
+from pearl.workers.rollout.kv_transfer.transport import KvTransport
 from pearl.workers.rollout.protocol import (
     Emit,
     EngineLoad,
@@ -63,8 +68,14 @@ class EmulatedEngine:
         settings: EmulatedSettings,
         clock: Clock,
         count_tokens: Callable[[int], None] | None = None,
+        transport: KvTransport | None = None,
+        role: Role = "colocated",
     ) -> None:
-        self.role: Role = "colocated"
+        """``transport`` hands KV over and is closed with the engine, without it the engine is colocated only;
+        ``role`` is the first one."""
+        if role != "colocated" and transport is None:
+            raise UnsupportedError(f"the emulated engine takes the role {role} only with a KV transport")
+        self.role = role
         self.lateness = Lateness()
         self.busy_s = 0.0
         """Sum of all passes' own time."""
@@ -73,7 +84,10 @@ class EmulatedEngine:
         self._timing = settings.timing
         self._clock = clock
         self._outer_count = count_tokens
+        self._transport = transport
+        self._link_free_s = 0.0  # when all that is being sent will have left
         self._core = EmulatedCore(settings, self._count)
+        self._core.role = role
         self._emits: dict[int, Emit] = {}  # live attempts
         self._ended: set[int] = set()
         self._ended_order: deque[int] = deque()
@@ -99,6 +113,8 @@ class EmulatedEngine:
 
     async def start(self) -> None:
         await self._clock.sleep(self._timing.start_seconds)
+        if self._transport is not None:
+            self._transport.start(EmulatedPages(self))
 
     # Requests
 
@@ -106,15 +122,10 @@ class EmulatedEngine:
         if request.attempt in self._emits or request.attempt in self._ended:
             raise ValueError(f"attempt {request.attempt} is already known; every try needs an id of its own")
         self._emits[request.attempt] = emit
-        self._settle()
-        self._core.submit(request)
-        self._deliver()
-        self._go_on()
+        self._changed(lambda: self._core.submit(request))
 
     async def abort(self, attempt: int) -> None:
-        self._settle()
-        self._core.abort(attempt)
-        self._deliver()
+        self._changed(lambda: self._core.abort(attempt))
 
     # Passes
 
@@ -135,8 +146,10 @@ class EmulatedEngine:
         self._began_s = self._deadline_s
         # A host that is late makes up for it in fewer, longer strides.
         horizon_s = max(self._settings.flush_period_s, now - self._began_s)
-        self._between.clear()
-        self._wait(self._core.begin(horizon_s))
+        seconds = self._core.begin(horizon_s)
+        if seconds is not None:
+            self._between.clear()
+            self._wait(seconds)
         self._deliver()
 
     def _wait(self, seconds: float) -> None:
@@ -171,10 +184,14 @@ class EmulatedEngine:
             self._outer_count(num_tokens)
 
     def _deliver(self) -> None:
+        notices, self._core.halves.notices = self._core.halves.notices, []
+        if notices:
+            assert self._transport is not None
+            self._transport.post(notices)
         deltas, self._core.deltas = self._core.deltas, []
         for delta in deltas:
             emit = self._emits[delta.attempt]
-            if delta.finish is not None:
+            if delta.is_last:
                 del self._emits[delta.attempt]
                 self._remember(delta.attempt)
             emit(delta)
@@ -242,9 +259,42 @@ class EmulatedEngine:
         self._core.restore(tags)
         self._go_on()
 
+    # Roles, and the KV of halves as the transport asks for it
+
     async def set_role(self, role: Role) -> None:
-        if role != self.role:
-            raise UnsupportedError(f"the emulated engine cannot take the role {role}: it is colocated only")
+        if role == self.role:
+            return
+        if self._transport is None:
+            raise UnsupportedError(f"the emulated engine cannot take the role {role}: it has no KV transport")
+        await self._between.wait()
+        self._core.set_role(role)
+        self.role = role
+
+    async def kv_read(self, attempt: int, count: int) -> Block | None:
+        """When it has crossed the link, which all that this worker sends shares."""
+        seconds = count * self._timing.kv_bytes_per_token / self._timing.kv_bandwidth_bytes_per_s
+        now = self._clock.now()
+        self._link_free_s = max(now, self._link_free_s) + seconds
+        await self._clock.sleep(self._link_free_s - now)
+        return block_of(count) if self._core.has_half(attempt) else None
+
+    async def kv_sent(self, attempt: int) -> None:
+        self._changed(lambda: self._core.kv_sent(attempt))
+
+    async def kv_offered(self, attempt: int, offer: Offer) -> None:
+        self._changed(lambda: self._core.kv_offered(attempt, offer))
+
+    async def kv_landed(self, attempt: int, num_tokens: int) -> None:
+        self._changed(lambda: self._core.kv_landed(attempt, num_tokens))
+
+    async def kv_failed(self, attempt: int, reason: str) -> None:
+        self._changed(lambda: self._core.kv_failed(attempt, reason))
+
+    def _changed(self, change: Callable[[], None]) -> None:
+        self._settle()
+        change()
+        self._deliver()
+        self._go_on()
 
     def is_idle(self) -> bool:
         return not self._emits
@@ -270,6 +320,8 @@ class EmulatedEngine:
             self._timer.cancel()
             self._timer = None
         self._between.set()
+        if self._transport is not None:
+            await asyncio.to_thread(self._transport.close)
 
     def _check_open(self) -> None:
         if self._is_shut_down:

@@ -1,11 +1,15 @@
 """One attempt inside the emulated engine: what it will say, how far it is, and what has been told of it."""
 
+from typing import Literal
+
 import numpy as np
 
 from pearl.state.trajectory import FinishReason, VersionRun
 from pearl.state.weights import Version
 from pearl.workers.rollout.emulated.tokens import LOGPROB, Ids
 from pearl.workers.rollout.protocol import Delta, GenerateRequest
+
+Half = Literal["prefill", "decode"]
 
 
 class Request:
@@ -15,9 +19,12 @@ class Request:
         "attempt",
         "computed",
         "end",
+        "half",
         "ids",
+        "is_offered",
         "is_stale",
         "key",
+        "kv_told",
         "kv_version",
         "num_tokens",
         "prefilled",
@@ -25,7 +32,14 @@ class Request:
         "told",
     )
 
-    def __init__(self, request: GenerateRequest, arrival: int, answer: Ids, finish: FinishReason) -> None:
+    def __init__(
+        self,
+        request: GenerateRequest,
+        arrival: int,
+        answer: Ids,
+        finish: FinishReason,
+        half: Half | None = None,
+    ) -> None:
         context = len(request.ids)
         self.attempt = request.attempt
         self.arrival = arrival
@@ -47,6 +61,17 @@ class Request:
         """The oldest version in its KV; None while there is none."""
         self.is_stale = False
         """Its KV began under an older version or was told to be forgotten: never kept for others."""
+        self.half = half
+        """Which half of a pair it is; None = a whole request, as is a decode half once its KV has landed."""
+        self.is_offered = False
+        """Decode half: its prefill half has room and computes."""
+        self.kv_told = -1
+        """Prefill half: tokens whose KV was last said to be ready."""
+
+    @property
+    def target(self) -> int:
+        """Tokens to be computed before the next one comes; a prefill half leaves the last to the decode half."""
+        return self.num_tokens - (self.half == "prefill")
 
     @property
     def is_prefilling(self) -> bool:
@@ -58,7 +83,7 @@ class Request:
         self.computed += count
         if self.kv_version is None:
             self.kv_version = version
-        if self.computed < self.num_tokens:
+        if self.computed < self.num_tokens or self.half is not None:
             return False
         self.num_tokens += 1
         return True

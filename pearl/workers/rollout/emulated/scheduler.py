@@ -38,6 +38,7 @@ class Scheduler:
         self.held = 0
         """Tokens of KV that running requests have or are going to compute next."""
         self.num_retractions = 0
+        self._granted: list[Request] = []
         self._chunk = settings.prefill_chunk_tokens
         self._max_running = settings.max_running
 
@@ -60,7 +61,7 @@ class Scheduler:
             return
         self.running.remove(request)
         self.held -= request.num_tokens
-        if not request.is_stale:
+        if request.computed and not request.is_stale:
             self.cache.put(request.key, request.ids[: request.computed])
         self.cache.shrink(self.capacity - self.held)
 
@@ -84,9 +85,11 @@ class Scheduler:
     def make_room(self) -> list[Request]:
         """So that everything that decodes can grow by a token; the requests that are to be retracted for it."""
         losers = []
-        free = self.capacity - self.held
-        num_growing = len(self.running)
-        for request in reversed(self.running):
+        free = self.num_free
+        # Halves in transfer neither grow nor go: they are on their way, within limits of their own.
+        growing = [request for request in self.running if request.half is None]
+        num_growing = len(growing)
+        for request in reversed(growing):
             if free >= num_growing:
                 break
             losers.append(request)
@@ -95,23 +98,31 @@ class Scheduler:
         self.cache.shrink(free - num_growing)
         return losers
 
+    def take_granted(self) -> list[Request]:
+        """Decode halves that got room since the last call."""
+        granted, self._granted = self._granted, []
+        return granted
+
     def plan(self) -> Plan:
-        """The next pass; empty when there is nothing to do."""
-        decoding = [request for request in self.running if not request.is_prefilling]
+        """The next pass; empty when there is nothing to compute."""
+        decoding = [r for r in self.running if r.half is None and not r.is_prefilling]
         prefill: list[Work] = []
         budget = self._chunk
         for request in self.running:
-            if request.is_prefilling and budget:
+            if request.is_prefilling and request.half != "decode" and budget:
                 budget -= _begin(prefill, request, budget)
-        while budget and self.waiting and len(self.running) < self._max_running:
-            request = self.waiting[0]
-            if not self._admit(request):
+        # Room for a decode half is taken only when its KV is sure to come.
+        for request in [r for r in self.waiting if r.half != "decode" or r.is_offered]:
+            if not budget or len(self.running) >= self._max_running or not self._admit(request):
                 break
-            budget -= _begin(prefill, request, budget)
+            if request.half == "decode":
+                self._granted.append(request)
+            else:
+                budget -= _begin(prefill, request, budget)
         return Plan(decoding, prefill)
 
     def _admit(self, request: Request) -> bool:
-        """Take the first that waits in, if there is room."""
+        """Take one that waits in, if there is room."""
         # Room for everybody's next token keeps a newcomer from forcing retractions at once.
         free = self.capacity - self.held - len(self.running)
         if request.num_tokens + 1 > free:
@@ -121,13 +132,15 @@ class Scheduler:
         self.cache.take(request.key)
         self.held += request.num_tokens
         self.cache.shrink(self.capacity - self.held)
-        bisect.insort(self.running, self.waiting.pop(0), key=_arrival)
+        self.waiting.remove(request)
+        bisect.insort(self.running, request, key=_arrival)
         return True
 
 
 def _begin(prefill: list[Work], request: Request, budget: int) -> int:
-    count = min(budget, request.num_tokens - request.computed)
-    prefill.append(Work(request, count))
+    count = min(budget, request.target - request.computed)
+    if count:  # or a prefill half whose whole context was kept
+        prefill.append(Work(request, count))
     return count
 
 

@@ -16,6 +16,7 @@ LOGPROB = -1.0
 """Of every token: nothing is learnt from it, it only has to be finite."""
 
 Ids = npt.NDArray[np.int32]
+NOTHING: Ids = np.empty(0, np.int32)
 
 
 def answer(request: GenerateRequest, vocabulary_size: int, length_spread: float) -> tuple[Ids, FinishReason]:
