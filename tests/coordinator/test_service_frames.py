@@ -11,7 +11,8 @@ from cluster import floats, pack, unpack
 from pearl.coordinator.frames import Attempt, BrokenFrameError, Frames
 from pearl.runtime.token_store import TokenStore
 from pearl.state.ids import AttemptId, Incarnation, Slot, TrajectoryId
-from pearl.state.messages.rollout import AttemptDelta, Deltas
+from pearl.state.messages.rollout import AttemptDelta, Deltas, IterationStat
+from pearl.state.profile import IterationSums
 from pearl.state.trajectory import FinishReason, VersionRun
 from pearl.state.weights import Version
 
@@ -137,3 +138,32 @@ def test_a_finish_without_tokens_is_told(frames: Frames) -> None:
     assert event is not None
     assert event.deltas[0].finish == "abort"
     assert event.deltas[0].count == 0
+
+
+def test_the_passes_of_a_frame_are_summed_up_and_idle_or_impossible_ones_left_out(frames: Frames) -> None:
+    passes = (
+        IterationStat(0.5, 2, 10, 30),
+        IterationStat(0.25, 3, 0, 50),
+        IterationStat(9.0, 0, 0, 0),
+        IterationStat(math.nan, 1, 0, 5),
+        IterationStat(-1.0, 1, 0, 5),
+    )
+    event, _ = frames.take(SLOT, LIFE, Deltas(0, (delta([1]),), passes))
+    assert event is not None
+    assert event.iterations == IterationSums(
+        count=2,
+        seconds=0.75,
+        decoding=5.0,
+        prefill=10.0,
+        decoding2=13.0,
+        prefill2=100.0,
+        decoding_prefill=20.0,
+        seconds_decoding=1.75,
+        seconds_prefill=5.0,
+        seconds2=0.3125,
+        context=80.0,
+    )
+    event, _ = frames.take(SLOT, LIFE, Deltas(1, (), passes[:1]))
+    assert event is not None
+    assert event.deltas == ()
+    assert frames.take(SLOT, LIFE, Deltas(2, (), passes[2:])) == (None, [])

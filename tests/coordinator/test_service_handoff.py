@@ -12,11 +12,11 @@ from pearl.state.config import Config, RuntimeConfig
 from pearl.state.ids import AttemptId, Incarnation, OpId, Slot, TrajectoryId
 from pearl.state.weights import Version
 
-SLOT, LIFE, TRAJECTORY = Slot(0), Incarnation(1), TrajectoryId(3)
+SLOT, LIFE = Slot(0), Incarnation(1)
 
 
-def quick_config() -> Config:
-    runtime = RuntimeConfig(update_timeout_s=0.2, train_timeout_s=0.2)
+def quick_config(*, queue_messages: int = 4096) -> Config:
+    runtime = RuntimeConfig(update_timeout_s=0.2, train_timeout_s=0.2, queue_messages=queue_messages)
     return msgspec.structs.replace(small_config(), runtime=runtime)
 
 
@@ -28,51 +28,50 @@ async def serve(stage: Stage) -> Version:
     return ready.version
 
 
-async def open_episode(stage: Stage) -> events.EpisodeOpened:
-    stage.order(commands.OpenEpisode(stage.op(), TRAJECTORY, False, 3, 0))
-    return await stage.event(events.EpisodeOpened)
+async def generate(stage: Stage, *trajectories: int) -> None:
+    """Open an episode each and ask for its first turn."""
+    for identity in map(TrajectoryId, trajectories):
+        stage.order(commands.OpenEpisode(stage.op(), identity, False, identity, 0))
+        tokens = (await stage.event(events.EpisodeOpened)).prompt_tokens
+        stage.order(commands.Generate(AttemptId(stage.op()), identity, 0, SLOT, LIFE, tokens, 4, False))
 
 
-def generate(stage: Stage, tokens: int) -> None:
-    stage.order(commands.Generate(AttemptId(stage.op()), TRAJECTORY, 0, SLOT, LIFE, tokens, 4, False))
-
-
-async def held(stage: Stage) -> FakeRollout:
-    """The worker, once it has taken a request that lasts until it is interrupted."""
+async def is_held(stage: Stage, count: int) -> None:
+    """Until the worker has taken so many requests, which last until they are interrupted."""
     worker = stage.cluster.groups["rollout.0.1"]
     assert isinstance(worker, FakeRollout)
     async with asyncio.timeout(10):
-        while not worker.held:  # noqa: ASYNC110 - the fake's own state
+        while len(worker.held) < count:  # noqa: ASYNC110 - the fake's own state
             await asyncio.sleep(0.001)
-    return worker
 
 
 async def test_an_interrupt_ends_attempts_with_what_they_made(tmp_path: Path) -> None:
     async with staged(quick_config(), tmp_path) as stage:
         stage.cluster.holds = lambda worker: True
         await serve(stage)
-        generate(stage, (await open_episode(stage)).prompt_tokens)
-        await held(stage)
+        await generate(stage, 3)
+        await is_held(stage, 1)
         stage.order(commands.Interrupt(SLOT, LIFE))
         [delta] = (await stage.event(events.TokensStreamed)).deltas
         assert (delta.count, delta.finish) == (1, "abort")
         stage.order(commands.Interrupt(Slot(7), LIFE))  # gone: needs no telling
-        await open_episode(stage)
+        stage.order(commands.Abort(AttemptId(1), Slot(7), LIFE))
+        await generate(stage, 4)
 
 
 async def test_pr_01_the_last_tokens_of_a_released_worker_come_before_its_release(tmp_path: Path) -> None:
-    async with staged(quick_config(), tmp_path) as stage:
+    async with staged(quick_config(queue_messages=4), tmp_path) as stage:
         stage.cluster.holds = lambda worker: True
         await serve(stage)
-        generate(stage, (await open_episode(stage)).prompt_tokens)
-        await held(stage)
+        await generate(stage, *range(12))
+        await is_held(stage, 12)
         op = stage.op()
         stage.order(commands.ReleaseWorker(op, SLOT, LIFE, 5.0))
         released = await stage.event(events.WorkerReleased)
         assert (released.op, released.released_bytes, released.parts) == (op, 1000, {"release": 0.25})
         assert 0 <= released.seconds < 5
         kinds = stage.kinds()
-        assert kinds[kinds.index("TokensStreamed") + 1 :] == ["WorkerReleased"]
+        assert kinds[kinds.index("TokensStreamed") :] == ["TokensStreamed"] * 12 + ["WorkerReleased"]
 
 
 async def test_mh_03_a_worker_that_does_not_let_go_in_its_limit_is_killed(tmp_path: Path) -> None:
@@ -157,7 +156,7 @@ async def test_a_role_is_set_or_the_worker_replaced(tmp_path: Path) -> None:
 async def test_iterations_of_the_engine_reach_the_core_as_sums(tmp_path: Path) -> None:
     async with staged(quick_config(), tmp_path) as stage:
         await serve(stage)
-        generate(stage, (await open_episode(stage)).prompt_tokens)
+        await generate(stage, 3)
         sums = (await stage.event(events.TokensStreamed)).iterations
         assert sums is not None
         assert (sums.count, sums.seconds, sums.decoding, sums.context) == (1, 0.01, 1.0, 4.0)

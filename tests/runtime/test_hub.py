@@ -13,7 +13,9 @@ from talk import (
     Answer,
     Order,
     RawPeer,
+    Spoken,
     all_joined,
+    answer,
     make_hub,
     make_peer,
     next_one,
@@ -27,6 +29,7 @@ from talk import (
 from pearl.runtime.codec import Kind, encode
 from pearl.runtime.errors import FrameTooLargeError, PeerGoneError, RefusedError, RemoteError
 from pearl.runtime.hub import Asked, Hub, Joined, Lost, Told
+from pearl.runtime.peer import Peer
 from pearl.runtime.supervisor import TaskFailedError
 from pearl.state.messages.control import Ack, Heartbeat, Hello, Shutdown
 
@@ -356,6 +359,51 @@ async def test_mq_03_a_peer_that_is_up_before_the_coordinator_joins_when_that_co
         async with make_hub(address=address) as hub:
             assert await all_joined(hub, 1) == [W0]
             assert await ask(hub, W0, 1) == Answer(1)
+
+
+async def test_who_does_not_know_the_run_learns_it_when_agents_and_admins_may_ask() -> None:
+    async with make_hub() as hub:
+        stranger = make_peer(hub.address, run_id="")
+        error = await outcome(stranger.run())
+        assert isinstance(error, RefusedError)
+        agent = Peer(
+            hub.address,
+            hello=Hello("agent", 5, 1, "there", 1, ""),
+            messages=Spoken,
+            handler=answer,
+            heartbeat=lambda: Heartbeat(progress=0),
+            heartbeat_period_s=0.05,
+            lease_s=LIMIT_S,
+            queue_messages=16,
+            max_frame_bytes=1 << 16,
+        )
+        async with serving(agent):
+            assert await all_joined(hub, 1) == ["agent.5.1"]
+            assert await ask(hub, "agent.5.1", 1) == Answer(1)
+            assert agent.run_id == "run"
+            assert hub.is_connected("agent.5.1")
+
+
+async def test_what_was_told_before_an_answer_can_be_waited_for() -> None:
+    async def tell_then_answer(order: Order) -> Answer:
+        for number in range(3):
+            await peer.tell(Order(number))
+        return Answer(order.number)
+
+    async with make_hub() as hub, asyncio.TaskGroup() as group:
+        peer = make_peer(hub.address, tell_then_answer)
+        running = group.create_task(peer.run())
+        await all_joined(hub, 1)
+        assert await ask(hub, W0, 7) == Answer(7)
+        caught_up = group.create_task(hub.caught_up())
+        for number in range(3):
+            assert await next_order(hub) == Order(number)
+            await asyncio.sleep(0)
+            assert not caught_up.done()  # the last one is taken, but not handled yet
+        more = group.create_task(hub.receive())
+        await within(caught_up)
+        for task in (more, running):
+            task.cancel()
 
 
 async def test_a_peer_of_another_run_is_refused_by_name() -> None:
