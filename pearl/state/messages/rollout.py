@@ -33,9 +33,8 @@ class Generate(msgspec.Struct, frozen=True, tag=True):
     ids: bytes  # the whole context, int32
     params: SamplingParams
     seed: int  # of the trajectory, 64 bits
-    pair: str = (
-        ""  # of a prefill half: the decode worker's kv_address; of a decode half: the prefill worker's name
-    )
+    pair: str = ""
+    """Of a prefill half: the decode worker's kv_address; of a decode half: the prefill worker's name."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):

@@ -1,11 +1,14 @@
-"""Changes of a worker's weights or memory: one at a time, each within a limit; a release stops what is under way."""
+"""Changes of a worker's weights, memory or role: one at a time, each within a limit.
+
+A release stops what is under way.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Literal
 
-Change = Literal["updating", "activating", "releasing"]
+Change = Literal["updating", "activating", "releasing", "switching"]
 
 
 class Changes:

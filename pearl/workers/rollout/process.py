@@ -10,12 +10,13 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import get_args
 
 from pearl.runtime.counter import ENVIRONMENT_KEY, Counter
 from pearl.runtime.peer import Peer
 from pearl.state.config import Config
 from pearl.state.messages.control import Hello
-from pearl.workers.rollout.protocol import Engine
+from pearl.workers.rollout.protocol import Engine, Role
 from pearl.workers.rollout.receiving import Receiver
 from pearl.workers.rollout.service import Message, RolloutService
 
@@ -23,12 +24,23 @@ CountTokens = Callable[[int], None]
 
 
 async def serve_engine(
-    options: argparse.Namespace, config: Config, engine: Engine, receiver: Receiver
+    options: argparse.Namespace,
+    config: Config,
+    engine: Engine,
+    receiver: Receiver,
+    kv_address: str = "",
 ) -> str:
-    """Returns why it ended; raises what made the engine fail to start."""
+    """Returns why it ended; raises what made the engine fail to start. ``kv_address`` is where it takes KV, open
+    already."""
     service = RolloutService(config, f"rollout.{options.slot}.{options.incarnation}", engine, receiver)
     hello = Hello(
-        "rollout", options.slot, options.incarnation, socket.gethostname(), os.getpid(), options.run_id
+        "rollout",
+        options.slot,
+        options.incarnation,
+        socket.gethostname(),
+        os.getpid(),
+        options.run_id,
+        kv_address,
     )
     runtime = config.runtime
     peer = Peer(
@@ -72,4 +84,5 @@ def parse(module: str, arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--incarnation", type=int, required=True)
     parser.add_argument("--config", required=True, help="the job's settings, as JSON")
     parser.add_argument("--vocabulary-size", type=int, required=True)
+    parser.add_argument("--role", choices=get_args(Role), default="colocated", help="that it starts in")
     return parser.parse_args(arguments)

@@ -25,6 +25,8 @@ from pearl.state.messages.rollout import (
     Interrupt,
     Release,
     ReleaseReply,
+    SetRole,
+    SetRoleReply,
     UpdateWeights,
     UpdateWeightsReply,
 )
@@ -32,19 +34,19 @@ from pearl.state.weights import UpdateMode
 from pearl.workers.links.errors import TransferError
 from pearl.workers.residency.errors import ResidencyError
 from pearl.workers.rollout.changes import Changes, StoppedError
-from pearl.workers.rollout.protocol import Engine, MemoryTag
+from pearl.workers.rollout.protocol import Engine, MemoryTag, UnsupportedError
 from pearl.workers.rollout.receiving import Receiver
 from pearl.workers.rollout.requests import Requests
 from pearl.workers.rollout.weights import WeightLoader
 
 log = logging.getLogger(__name__)
 
-Message = Generate | Abort | UpdateWeights | Interrupt | Release | Activate
+Message = Generate | Abort | UpdateWeights | Interrupt | Release | Activate | SetRole
 """What a rollout worker is told and asked."""
 WEIGHTS: tuple[MemoryTag, ...] = ("weights",)
 CACHES: tuple[MemoryTag, ...] = ("kv_cache", "cuda_graph")
-FAILURES = (ValueError, TimeoutError, TransferError, ResidencyError, StoppedError)
-"""Ways in which a change of weights or memory may fail: answers, not bugs."""
+FAILURES = (ValueError, TimeoutError, TransferError, ResidencyError, StoppedError, UnsupportedError)
+"""Ways in which a change of weights, memory or role may fail: answers, not bugs."""
 
 
 class RolloutService:
@@ -89,6 +91,8 @@ class RolloutService:
                 return await self._release()
             case Activate():
                 return await self._activate(message)
+            case SetRole():
+                return await self._set_role(message)
             case _:
                 assert_never(message)
         return None
@@ -142,6 +146,34 @@ class RolloutService:
         await self._engine.continue_generation()
         self._num_changes += 1
         await self._requests.send_frame()
+
+    # Role
+
+    async def _set_role(self, message: SetRole) -> SetRoleReply:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        limit_s = message.drain_limit_s
+        try:
+            async with self._changes.one("switching", limit_s + self._config.runtime.update_timeout_s):
+                await self._drain(limit_s)
+                await self._engine.set_role(message.role)
+        except FAILURES as error:
+            raise ValueError(f"{self._name}: stays {self._engine.role}: {error}") from error
+        self._num_changes += 1
+        seconds = loop.time() - began
+        log.info("%s: serves as %s after %.3f s", self._name, message.role, seconds)
+        return SetRoleReply(message.role, seconds)
+
+    async def _drain(self, limit_s: float) -> None:
+        """New requests are refused meanwhile."""
+        try:
+            async with asyncio.timeout(limit_s) as scope:
+                await self._requests.idle()
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            count = self._requests.num_live
+            raise ValueError(f"{count} requests still run after {limit_s:g} s of draining") from None
 
     # Memory
 

@@ -17,17 +17,28 @@ import uvloop
 
 from pearl.runtime.lifeline import watch_parent
 from pearl.state.config import Config
+from pearl.workers.links.address import advertised_address
 from pearl.workers.links.receiver import Receiver
 from pearl.workers.model import build_model, resolve_device, use_one_thread
+from pearl.workers.rollout.kv_transfer.transport import KvTransport
 from pearl.workers.rollout.process import CountTokens, parse, serve_engine, token_counter
-from pearl.workers.rollout.protocol import Engine
+from pearl.workers.rollout.protocol import Engine, Role
 from pearl.workers.rollout.torch_engine.engine import TorchEngine
 from pearl.workers.rollout.torch_engine.settings import settings_of
 
 log = logging.getLogger(__name__)
 
+LOOPBACK = "tcp://127."
+"""A coordinator there has all its workers on its own host."""
 
-def make_engine(config: Config, vocabulary_size: int, count_tokens: CountTokens | None) -> Engine:
+
+def make_engine(
+    config: Config,
+    vocabulary_size: int,
+    count_tokens: CountTokens | None,
+    transport: KvTransport | None = None,
+    role: Role = "colocated",
+) -> Engine:
     """Raises ValueError when the settings ask for an engine that this process cannot be."""
     if config.rollout.engine != "torch":
         raise ValueError(
@@ -42,15 +53,35 @@ def make_engine(config: Config, vocabulary_size: int, count_tokens: CountTokens 
         torch.cuda.set_device(device)
     # Random weights that nobody sees: the engine serves nothing before its first update.
     return TorchEngine(
-        lambda: build_model(config.model, vocabulary_size, None), settings_of(config, device), count_tokens
+        lambda: build_model(config.model, vocabulary_size, None),
+        settings_of(config, device),
+        count_tokens,
+        transport=transport,
+        role=role,
     )
+
+
+def make_transport(config: Config, options: argparse.Namespace) -> KvTransport | None:
+    """Listening already; None when nothing in this job is ever disaggregated."""
+    if config.elastic.pd == "colocated":
+        return None
+    name = f"rollout.{options.slot}.{options.incarnation}"
+    if options.address.startswith(LOOPBACK):
+        return KvTransport("127.0.0.1", "127.0.0.1", name)
+    return KvTransport("0.0.0.0", advertised_address(None, peers_elsewhere=True), name)
 
 
 async def serve(options: argparse.Namespace, config: Config, count_tokens: CountTokens | None) -> str:
     """Returns why it ended; raises what made the engine fail to start."""
-    engine = make_engine(config, options.vocabulary_size, count_tokens)
+    transport = make_transport(config, options)
+    engine = make_engine(config, options.vocabulary_size, count_tokens, transport, options.role)
     receiver = Receiver(options.slot, options.incarnation, socket.gethostname())
-    return await serve_engine(options, config, engine, receiver)
+    kv_address = str(transport.address) if transport is not None else ""
+    try:
+        return await serve_engine(options, config, engine, receiver, kv_address)
+    finally:
+        if transport is not None:
+            transport.close()
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -74,7 +74,7 @@ class Worker:
         """Nothing is queued, staged or in use: as if there had been no request."""
         async with asyncio.timeout(LIMIT_S):
             while self.transport.num_conversations:
-                await asyncio.sleep(0.01)
+                await self.engine.checksum()
         core = await self.core()
         assert not core.scheduler.running
         assert not core.scheduler.waiting

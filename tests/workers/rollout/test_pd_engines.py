@@ -9,7 +9,8 @@ from engine_support import Answer, greedy_reference, ids, reference, reference_l
 from pd_support import LIMIT_S, Tokens, Worker, abort, half, send, working
 
 from pearl.state.weights import Version
-from pearl.workers.rollout.protocol import UnsupportedError
+from pearl.workers.rollout.kv_transfer.pages import Block
+from pearl.workers.rollout.protocol import Role, UnsupportedError
 from pearl.workers.rollout.torch_engine.settings import EngineSettings
 
 TURNS, ANSWER, OBSERVATION = 3, 20, 7
@@ -94,7 +95,12 @@ async def test_only_what_the_decode_side_lacks_is_sent() -> None:
         read: list[int] = []
         core = await prefill.core()
         reading = core.kv_read
-        core.kv_read = lambda a, s, n: (read.append(n), reading(a, s, n))[1]  # type: ignore[method-assign]
+
+        def counted(attempt: int, start: int, count: int) -> Block | None:
+            read.append(count)
+            return reading(attempt, start, count)
+
+        core.kv_read = counted  # type: ignore[method-assign]
         context = ids(1, 100)
         answer = await turn(prefill, decode, 1, context)
         assert sum(read) == 99
@@ -160,7 +166,7 @@ async def test_pd_04_a_crowded_decode_worker_finishes_all() -> None:
 
 async def test_pd_04_two_full_workers_on_each_side_do_not_wait_for_each_other() -> None:
     small = EngineSettings(kv_capacity_tokens=2 * 96)
-    roles = ("prefill", "prefill", "decode", "decode")
+    roles: tuple[Role, ...] = ("prefill", "prefill", "decode", "decode")
     async with working(*roles, settings=[small] * 4) as workers:
         contexts = [ids(seed, 64) for seed in range(24)]
         for attempt, context in enumerate(contexts):

@@ -130,7 +130,12 @@ async def working(config: Config = CONFIG) -> AsyncIterator[Coordinator]:
         coordinator = Coordinator(hub, store)
         listening = group.create_task(coordinator.listen())
         options = argparse.Namespace(
-            address=hub.address, run_id=RUN_ID, slot=3, incarnation=1, vocabulary_size=VOCABULARY
+            address=hub.address,
+            run_id=RUN_ID,
+            slot=3,
+            incarnation=1,
+            vocabulary_size=VOCABULARY,
+            role="colocated",
         )
         worker = group.create_task(serve(options, config, None))
         async with asyncio.timeout(LIMIT_S):

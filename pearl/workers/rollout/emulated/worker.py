@@ -17,6 +17,7 @@ from pearl.workers.rollout.emulated.engine import LOAD_SHARE, EmulatedEngine
 from pearl.workers.rollout.emulated.receiver import EmulatedReceiver
 from pearl.workers.rollout.emulated.settings import settings_of
 from pearl.workers.rollout.process import CountTokens, parse, serve_engine, token_counter
+from pearl.workers.rollout.transports import make_transport
 
 log = logging.getLogger(__name__)
 
@@ -26,10 +27,13 @@ MODULE = "pearl.workers.rollout.emulated.worker"
 async def serve(options: argparse.Namespace, config: Config, count_tokens: CountTokens | None) -> str:
     """Returns why it ended."""
     clock = MonotonicClock()
-    engine = EmulatedEngine(settings_of(config, options.slot, options.vocabulary_size), clock, count_tokens)
+    settings = settings_of(config, options.slot, options.vocabulary_size)
+    transport = make_transport(config, options)
+    engine = EmulatedEngine(settings, clock, count_tokens, transport, options.role)
     receiver = EmulatedReceiver((1.0 - LOAD_SHARE) * config.emulated.update_seconds, clock)
+    kv_address = "" if transport is None else str(transport.address)
     try:
-        return await serve_engine(options, config, engine, receiver)
+        return await serve_engine(options, config, engine, receiver, kv_address)
     finally:
         log.info("%s", engine.account())
 

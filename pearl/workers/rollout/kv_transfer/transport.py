@@ -55,7 +55,7 @@ class KvTransport:
         self._wanted: dict[
             int, asyncio.Future[Incoming]
         ] = {}  # by connections whose decode half is not here yet
-        self._num_strangers = 0
+        self._strangers: set[Connection] = set()
 
     def start(self, pages: Pages) -> None:
         self._pages = pages
@@ -108,6 +108,8 @@ class KvTransport:
                     task.cancel()
         finally:
             self._listener.close()
+            for connection in self._strangers:  # accepted in the last moment
+                connection.close()
 
     def _begin(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         task = self._group.create_task(work, name=name)
@@ -164,16 +166,16 @@ class KvTransport:
                 log.warning("a connection could not be accepted: %s", error)
                 await asyncio.sleep(self.limits.ping_s)
                 continue
-            if self._num_strangers >= self.limits.max_strangers:
-                accepted.close()
+            connection = Connection(accepted)
+            if len(self._strangers) >= self.limits.max_strangers:
+                connection.close()
             else:
-                self._begin("stranger", self._introduce(accepted))
+                self._strangers.add(connection)
+                self._begin("stranger", self._introduce(connection))
 
-    async def _introduce(self, accepted: socket.socket) -> None:
+    async def _introduce(self, connection: Connection) -> None:
         """Until the connection is in the hands of the decode half that waits for it."""
-        connection = Connection(accepted)
         is_met = False
-        self._num_strangers += 1
         try:
             hello = await connection.hear(self.limits.contact_s)
             incoming = await self._wanted_by(hello)
@@ -184,7 +186,7 @@ class KvTransport:
             log.info("a prefill half was turned away: %s", error)
             await connection.farewell(Failed(str(error)), self.limits.farewell_s)
         finally:
-            self._num_strangers -= 1
+            self._strangers.discard(connection)
             if not is_met:
                 connection.close()
 

@@ -1,0 +1,430 @@
+"""The transport alone: whole and verified bytes through real sockets, bounded, and every step within its limit."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+import msgspec
+import numpy as np
+import pytest
+import xxhash
+
+from pearl.state.weights import Version
+from pearl.workers.rollout.kv_transfer.frames import (
+    LENGTH,
+    AnyFrame,
+    Chunk,
+    Done,
+    Failed,
+    Grant,
+    Hello,
+    KvLayout,
+    Layer,
+    Offer,
+    Ping,
+    decode,
+    encode,
+)
+from pearl.workers.rollout.kv_transfer.limits import KvLimits
+from pearl.workers.rollout.kv_transfer.pages import Begin, Block, Ended, Expect, Granted, Landed, Ready
+from pearl.workers.rollout.kv_transfer.transport import KvTransport
+
+LIMIT_S = 20.0
+VERSION = Version(0, 1)
+LAYOUT = KvLayout("float32", (Layer(0, 2, 16, 16),))
+WIDTH = LAYOUT.bytes_per_token
+QUICK = KvLimits(
+    connect_s=0.5,
+    contact_s=0.3,
+    silence_s=0.4,
+    ping_s=0.05,
+    chunk_s=0.3,
+    wait_s=0.6,
+    engine_s=0.4,
+    farewell_s=0.2,
+)
+
+
+def kv(start: int, count: int) -> Block:
+    return np.repeat(np.arange(start, start + count) % 251, WIDTH).astype(np.uint8)
+
+
+@dataclass
+class FakeEngine:
+    """Both sides of pages; grants at once, and holds what it is told to hold."""
+
+    start: int = 0
+    grants: bool = True
+    landing: asyncio.Event = field(default_factory=asyncio.Event)
+    landed: dict[int, list[Block]] = field(default_factory=dict)
+    totals: dict[int, int] = field(default_factory=dict)
+    outcomes: dict[int, str] = field(default_factory=dict)
+    read_bytes: int = 0
+    landed_bytes: int = 0
+    most_ahead: int = 0
+    other: "FakeEngine | None" = None
+    transport: KvTransport | None = None
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    told: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def read(self, attempt: int, start: int, count: int) -> Block | None:
+        self.read_bytes += count * WIDTH
+        if self.other is not None:
+            self.most_ahead = max(self.most_ahead, self.read_bytes - self.other.landed_bytes)
+        return kv(start, count)
+
+    async def sent(self, attempt: int) -> None:
+        self._outcome(attempt, "sent")
+
+    async def offered(self, attempt: int, offer: Offer) -> None:
+        self.totals[attempt] = offer.num_tokens
+        if self.grants:
+            self._post(Granted(attempt, self.start))
+            if self.start == offer.num_tokens:
+                self._land(attempt)
+
+    async def land(self, attempt: int, version: Version, start: int, count: int, data: Block) -> None:
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._wait(), self.loop))
+        blocks = self.landed.setdefault(attempt, [])
+        blocks.append(data)
+        self.landed_bytes += data.nbytes
+        if start + count == self.totals[attempt]:
+            self._land(attempt)
+
+    async def failed(self, attempt: int, reason: str) -> None:
+        self._outcome(attempt, reason)
+
+    async def outcome(self, attempt: int) -> str:
+        async with asyncio.timeout(LIMIT_S):
+            while attempt not in self.outcomes:
+                self.told.clear()
+                await self.told.wait()
+        return self.outcomes[attempt]
+
+    def begin(self, attempt: int, address: str, tokens: int) -> None:
+        self._post(Begin(attempt, address))
+        self._post(Ready(attempt, tokens, tokens, VERSION, LAYOUT))
+
+    def expect(self, attempt: int) -> None:
+        self._post(Expect(attempt, "rollout.0.1"))
+
+    def end(self, attempt: int, reason: str) -> None:
+        self._post(Ended(attempt, reason))
+
+    async def _wait(self) -> None:
+        await self.landing.wait()
+
+    def _land(self, attempt: int) -> None:
+        self._post(Landed(attempt))
+        self._outcome(attempt, "landed")
+
+    def _post(self, notice: Begin | Ready | Expect | Granted | Landed | Ended) -> None:
+        assert self.transport is not None
+        self.transport.post([notice])
+
+    def _outcome(self, attempt: int, outcome: str) -> None:
+        assert attempt not in self.outcomes, f"{self.outcomes[attempt]}, then {outcome}"
+        self.outcomes[attempt] = outcome
+        self.loop.call_soon_threadsafe(self.told.set)
+
+
+@asynccontextmanager
+async def engines(count: int, limits: KvLimits | None = None) -> AsyncIterator[list[FakeEngine]]:
+    found = []
+    for index in range(count):
+        engine = FakeEngine()
+        engine.landing.set()
+        engine.transport = KvTransport("127.0.0.1", "127.0.0.1", f"rollout.{index}.1", limits)
+        engine.transport.start(engine)
+        found.append(engine)
+    try:
+        yield found
+        for engine in found:
+            assert engine.transport is not None
+            await quiet(engine.transport)
+            assert engine.transport.staged_bytes == 0
+    finally:
+        for engine in found:
+            assert engine.transport is not None
+            await asyncio.to_thread(engine.transport.close)
+
+
+async def quiet(transport: KvTransport) -> None:
+    """Its last conversation is over: bounded by what parting may take."""
+    async with asyncio.timeout(LIMIT_S):
+        while transport.num_conversations:
+            await asyncio.to_thread(transport.post, [])
+
+
+def address_of(engine: FakeEngine) -> str:
+    assert engine.transport is not None
+    return str(engine.transport.address)
+
+
+class Peer:
+    """A side that says what a test wants."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    def say(self, frame: AnyFrame | bytes, payload: bytes = b"") -> None:
+        self.writer.write((frame if isinstance(frame, bytes) else encode(frame)) + payload)
+
+    async def hear(self) -> AnyFrame:
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                (length,) = LENGTH.unpack(await self.reader.readexactly(LENGTH.size))
+                frame = decode(await self.reader.readexactly(length))
+                if isinstance(frame, Chunk):
+                    await self.reader.readexactly(frame.num_bytes)
+                if not isinstance(frame, Ping):
+                    return frame
+
+
+@asynccontextmanager
+async def prefill_peer(engine: FakeEngine, attempt: int, token: str | None = None) -> AsyncIterator[Peer]:
+    assert engine.transport is not None
+    address = engine.transport.address
+    peer = Peer(*await asyncio.open_connection(address.host, address.port))
+    peer.say(Hello(address.token if token is None else token, attempt, "rollout.0.1"))
+    yield peer
+    peer.writer.close()
+
+
+@asynccontextmanager
+async def decode_peer() -> AsyncIterator[tuple[str, "asyncio.Future[Peer]"]]:
+    met: asyncio.Future[Peer] = asyncio.get_running_loop().create_future()
+    server = await asyncio.start_server(lambda r, w: met.set_result(Peer(r, w)), "127.0.0.1", 0)
+    yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}/token", met
+    server.close()
+    (await met).writer.close()
+
+
+def chunk(start: int, count: int, **changes: object) -> Chunk:
+    data = kv(start, count)
+    whole = Chunk(1, VERSION, start, count, data.nbytes, xxhash.xxh3_128_digest(data.data))
+    return msgspec.structs.replace(whole, **changes)
+
+
+async def test_all_bytes_arrive_in_order_and_both_sides_are_told() -> None:
+    async with engines(2, replace(KvLimits(), chunk_bytes=10 * WIDTH)) as (source, sink):
+        for attempt in range(20):
+            sink.expect(attempt)
+            source.begin(attempt, address_of(sink), 37 + attempt)
+        for attempt in range(20):
+            assert await sink.outcome(attempt) == "landed"
+            assert await source.outcome(attempt) == "sent"
+            assert (np.concatenate(sink.landed[attempt]) == kv(0, 37 + attempt)).all()
+            assert max(len(block) for block in sink.landed[attempt]) == 10 * WIDTH
+
+
+async def test_either_half_may_be_first_and_what_is_cached_is_not_sent() -> None:
+    async with engines(2) as (source, sink):
+        sink.start = 30
+        source.begin(1, address_of(sink), 50)
+        sink.expect(1)
+        sink.expect(2)
+        source.begin(2, address_of(sink), 30)
+        assert [await sink.outcome(a) for a in (1, 2)] == ["landed"] * 2
+        assert [await source.outcome(a) for a in (1, 2)] == ["sent"] * 2
+        assert (np.concatenate(sink.landed[1]) == kv(30, 20)).all()
+        assert 2 not in sink.landed
+
+
+async def test_a_slow_engine_bounds_what_is_on_the_way_and_hurts_no_other_peer() -> None:
+    window, chunk_bytes = 4096 * WIDTH, 1024 * WIDTH
+    limits = replace(KvLimits(), chunk_bytes=chunk_bytes, window_bytes=window)
+    num_tokens = 1 << 18  # 64 MiB: more than the kernel's buffers take
+    async with engines(3, limits) as (source, slow, quick):
+        slow.landing.clear()
+        source.other = slow
+        slow.expect(1)
+        source.begin(1, address_of(slow), num_tokens)
+        quick.expect(2)
+        source.begin(2, address_of(quick), 1000)
+        assert await quick.outcome(2) == "landed"
+        slow.landing.set()
+        assert await slow.outcome(1) == "landed"
+        kernel = 16 << 20
+        assert source.most_ahead <= 2 * window + kernel + 1000 * WIDTH < num_tokens * WIDTH / 2
+
+
+OFFER = Offer(VERSION, 8, LAYOUT)
+DATA = kv(0, 4).tobytes()
+Said = tuple[AnyFrame | bytes, ...]
+PREFILL_FAULTS: dict[str, tuple[Said, bytes, str]] = {
+    "silence": ((), b"", "hearing from the peer took over 0.4 s"),
+    "says why": ((Failed("it was aborted"),), b"", "rollout.0.1 says: it was aborted"),
+    "not a frame": ((b"\x02\x00\x00\x00\xc1\xc1",), b"", "not a frame"),
+    "huge frame": ((b"\xff\xff\xff\x7f",), b"", "a frame of 2147483647 bytes"),
+    "wrong frame": ((Done(),), b"", "Done from the prefill side"),
+    "unknown dtype": ((Offer(VERSION, 8, KvLayout("int3", ())),), b"", "dtype 'int3'"),
+    "offers twice": ((OFFER, OFFER), b"", "offered twice"),
+    "no offer": ((chunk(0, 4),), DATA, "before there were pages"),
+    "silence after its offer": ((OFFER,), b"", "hearing from the peer took over 0.4 s"),
+    "half a chunk": ((OFFER, chunk(0, 4)), DATA[:100], "receiving 1024 bytes took over 0.3 s"),
+    "corrupt": ((OFFER, chunk(0, 4)), kv(1, 4).tobytes(), "arrived corrupt"),
+    "a gap": ((OFFER, chunk(2, 4)), DATA, "not those from 0"),
+    "too many": ((OFFER, chunk(0, 9)), DATA, "not those from 0"),
+    "wrong length": ((OFFER, chunk(0, 3, num_bytes=1024)), DATA, "3 tokens came as 1024 bytes"),
+    "other version": ((OFFER, chunk(0, 4, version=Version(0, 2))), DATA, "at version"),
+    "other attempt": ((OFFER, chunk(0, 4, attempt=2)), DATA, "KV of attempt 2"),
+}
+
+
+@pytest.mark.parametrize("fault", PREFILL_FAULTS)
+async def test_pd_01_a_prefill_side_that_fails_ends_the_decode_half_in_time(fault: str) -> None:
+    said, payload, reason = PREFILL_FAULTS[fault]
+    async with engines(1, QUICK) as (sink,), prefill_peer(sink, 1) as peer:
+        sink.expect(1)
+        for index, frame in enumerate(said):
+            peer.say(frame)
+            if index == 0 and frame is OFFER:
+                assert await peer.hear() == Grant(0)
+        peer.writer.write(payload)
+        assert reason in await sink.outcome(1)
+        assert 1 not in sink.landed
+
+
+@pytest.mark.parametrize("how", ["closed", "reset"])
+async def test_pd_01_a_cut_connection_ends_the_decode_half_at_once(how: str) -> None:
+    async with engines(1) as (sink,), prefill_peer(sink, 1) as peer:
+        sink.expect(1)
+        peer.say(OFFER)
+        assert await peer.hear() == Grant(0)
+        if how == "closed":
+            peer.writer.close()
+        else:
+            peer.writer.transport.abort()
+        outcome = await sink.outcome(1)
+        assert "closed the connection" in outcome or "reset by peer" in outcome
+
+
+DECODE_FAULTS: dict[str, tuple[Said, str]] = {
+    "silence": ((), "hearing from the peer took over 0.4 s"),
+    "says why": ((Failed("there is no room"),), "the decode worker says: there is no room"),
+    "not a frame": ((b"\x01\x00\x00\x00\xc1",), "not a frame"),
+    "wrong frame": ((OFFER,), "Offer from the decode side"),
+    "grants too far": ((Grant(9),), "from token 9 of 8"),
+    "grants twice": ((Grant(0), Grant(0)), "that were not asked for"),
+    "done too early": ((Done(),), "before all was sent"),
+    "silence after its grant": ((Grant(0),), "hearing from the peer took over 0.4 s"),
+}
+
+
+@pytest.mark.parametrize("fault", DECODE_FAULTS)
+async def test_pd_01_a_decode_side_that_fails_ends_the_prefill_half_in_time(fault: str) -> None:
+    said, reason = DECODE_FAULTS[fault]
+    async with engines(1, QUICK) as (source,), decode_peer() as (address, met):
+        source.begin(1, address, 8)
+        peer = await met
+        assert isinstance(await peer.hear(), Hello)
+        assert isinstance(await peer.hear(), Offer)
+        for frame in said:
+            peer.say(frame)
+        assert reason in await source.outcome(1)
+
+
+async def test_a_decode_side_that_does_not_read_ends_the_prefill_half_in_time() -> None:
+    async with engines(1, replace(QUICK, silence_s=LIMIT_S)) as (source,), decode_peer() as (address, met):
+        source.begin(1, address, 1 << 18)
+        peer = await met
+        peer.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        peer.say(Grant(0))
+        assert "sending Chunk took over 0.3 s" in await source.outcome(1)
+
+
+async def test_nobody_at_the_address_is_said_at_once() -> None:
+    async with engines(1) as (source,):
+        for attempt, address in enumerate(("127.0.0.1:1/token", "nonsense", "10.0.0.1:x/y")):
+            source.begin(attempt, address, 8)
+        assert "reaching 127.0.0.1:1" in await source.outcome(0)
+        for attempt in (1, 2):
+            assert "is no KV address host:port/token" in await source.outcome(attempt)
+
+
+async def test_pd_05_a_half_whose_other_half_never_comes_ends_within_its_limit() -> None:
+    async with engines(2, QUICK) as (source, sink):
+        sink.expect(1)
+        assert await sink.outcome(1) == "rollout.0.1 did not get in touch within 0.3 s"
+        source.begin(2, address_of(sink), 8)
+        assert "no decode half of attempt 2 is here" in await source.outcome(2)
+
+
+async def test_a_process_behind_an_old_address_is_told_apart() -> None:
+    async with engines(1) as (sink,), prefill_peer(sink, 1, token="another") as peer:
+        sink.expect(1)
+        answer = await peer.hear()
+        assert isinstance(answer, Failed)
+        assert "another worker than the one that was meant" in answer.reason
+        async with prefill_peer(sink, 1) as right:
+            right.say(OFFER)
+            assert await right.hear() == Grant(0)
+            right.say(Failed("enough"))
+            assert "enough" in await sink.outcome(1)
+
+
+async def test_a_second_connection_for_an_attempt_is_turned_away() -> None:
+    async with engines(1) as (sink,), prefill_peer(sink, 1) as first:
+        sink.expect(1)
+        first.say(OFFER)
+        assert await first.hear() == Grant(0)
+        async with prefill_peer(sink, 1) as second:
+            answer = await second.hear()
+            assert isinstance(answer, Failed)
+            assert "in other hands" in answer.reason
+        first.say(chunk(0, 8), kv(0, 8).tobytes())
+        assert await first.hear() == Done()
+        assert await sink.outcome(1) == "landed"
+
+
+async def test_nothing_moving_has_a_limit_even_while_both_sides_live() -> None:
+    async with engines(2, QUICK) as (source, sink):
+        sink.grants = False
+        sink.expect(1)
+        source.begin(1, address_of(sink), 8)
+        ends = [await source.outcome(1), await sink.outcome(1)]
+        assert any("nothing moved for 0.6 s" in end for end in ends)
+
+
+async def test_an_engine_that_does_not_answer_ends_the_attempt() -> None:
+    async with engines(2, QUICK) as (source, sink):
+        sink.landing.clear()
+        sink.expect(1)
+        source.begin(1, address_of(sink), 8)
+        assert await sink.outcome(1) == "the engine did not answer within 0.4 s"
+        assert "the engine did not answer" in await source.outcome(1)
+
+
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+async def test_pd_05_an_abort_in_the_middle_reaches_the_other_side_at_once(side: str) -> None:
+    async with engines(2) as (source, sink):
+        sink.landing.clear()
+        sink.expect(1)
+        source.begin(1, address_of(sink), 1 << 18)
+        async with asyncio.timeout(LIMIT_S):
+            while 1 not in sink.totals:
+                await asyncio.to_thread(lambda: None)
+        (source if side == "prefill" else sink).end(1, "aborted by a test")
+        other = sink if side == "prefill" else source
+        sink.landing.set()
+        assert "aborted by a test" in await other.outcome(1) or "closed the connection" in other.outcomes[1]
+        mine = source if side == "prefill" else sink
+        assert 1 not in mine.outcomes, "the engine knows already"
+
+
+async def test_closing_frees_the_port_and_ends_what_runs() -> None:
+    async with engines(2) as (source, sink):
+        sink.landing.clear()
+        sink.expect(1)
+        source.begin(1, address_of(sink), 1 << 18)
+        assert source.transport is not None
+        assert sink.transport is not None
+        await asyncio.to_thread(sink.transport.close)
+        outcome = await source.outcome(1)
+        assert outcome
+        with pytest.raises(OSError, match="Connect"):
+            await asyncio.open_connection("127.0.0.1", sink.transport.address.port)
+        sink.landing.set()
