@@ -237,7 +237,9 @@ def _elastic(config: Config) -> Iterator[str]:
             f"elastic.mode_threshold: {elastic.mode_threshold} is less than elastic.ratio_threshold = "
             f"{elastic.ratio_threshold}; a switch of mode costs more, so it must promise at least as much"
         )
-    if elastic.pd != "colocated":
+    if elastic.pd not in ("colocated", "adaptive") and not re.fullmatch(r"[1-9]\d*P[1-9]\d*D", elastic.pd):
+        yield f'elastic.pd: "{elastic.pd}" is none of "colocated", "adaptive" and a ratio such as "3P5D"'
+    elif elastic.pd != "colocated":
         yield f'elastic.pd: "{elastic.pd}" is not built yet; use "colocated"'
 
 

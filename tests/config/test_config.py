@@ -198,6 +198,7 @@ EMULATED = (
         (["emulated.train_seconds=-1"], "emulated.train_seconds: -1.0 is less than 0"),
         (["emulated.decode_fixed_seconds=0"], "emulated.decode_fixed_seconds: 0.0 must be greater than 0"),
         (["elastic.pd=3P5D"], "elastic.pd"),
+        (["elastic.pd=0P5D"], 'a ratio such as "3P5D"'),
         (["elastic.trace=t.csv"], "elastic.trace"),
         (["elastic.smoothing=1.5"], "use at most 1"),
         (["elastic.trace_speed=0"], "elastic.trace_speed: 0.0 must be greater than 0"),

@@ -17,7 +17,6 @@ import uvloop
 
 from pearl.runtime.lifeline import watch_parent
 from pearl.state.config import Config
-from pearl.workers.links.address import advertised_address
 from pearl.workers.links.receiver import Receiver
 from pearl.workers.model import build_model, resolve_device, use_one_thread
 from pearl.workers.rollout.kv_transfer.transport import KvTransport
@@ -25,11 +24,9 @@ from pearl.workers.rollout.process import CountTokens, parse, serve_engine, toke
 from pearl.workers.rollout.protocol import Engine, Role
 from pearl.workers.rollout.torch_engine.engine import TorchEngine
 from pearl.workers.rollout.torch_engine.settings import settings_of
+from pearl.workers.rollout.transports import make_transport
 
 log = logging.getLogger(__name__)
-
-LOOPBACK = "tcp://127."
-"""A coordinator there has all its workers on its own host."""
 
 
 def make_engine(
@@ -59,16 +56,6 @@ def make_engine(
         transport=transport,
         role=role,
     )
-
-
-def make_transport(config: Config, options: argparse.Namespace) -> KvTransport | None:
-    """Listening already; None when nothing in this job is ever disaggregated."""
-    if config.elastic.pd == "colocated":
-        return None
-    name = f"rollout.{options.slot}.{options.incarnation}"
-    if options.address.startswith(LOOPBACK):
-        return KvTransport("127.0.0.1", "127.0.0.1", name)
-    return KvTransport("0.0.0.0", advertised_address(None, peers_elsewhere=True), name)
 
 
 async def serve(options: argparse.Namespace, config: Config, count_tokens: CountTokens | None) -> str:
