@@ -238,7 +238,7 @@ class Coordinator:
         members = self._training.next_members()
         published = self._training.on_finished(event, now)
         if published is not None:
-            self._elastic.on_step([sample_of(member) for member in members], now - began, now)
+            self._elastic.on_step([sample_of(member) for member in members], began, now)
         self._publish(published)
         self._stop_early(now)
 
@@ -382,4 +382,4 @@ def sample_of(trajectory: Trajectory) -> TrajectorySample:
         )
         for turn in trajectory.turns
     )
-    return TrajectorySample(turns, trajectory.generate_s)
+    return TrajectorySample(turns, trajectory.generate_s, trajectory.queue_s)

@@ -97,7 +97,7 @@ class RoleManager:
     def _ask(self, num_workers: int, steps_left: int, now: float) -> Decision:
         config = self._config.elastic
         cost = SwitchCost(self._state.switch_s or 0.0, max(1.0, float(steps_left)))
-        current = self._allocation(self.active())
+        current = self.allocation()
         decision = decide(self._tracker.profile(), num_workers, current, config, cost)
         best = sorted(decision.candidates, key=lambda candidate: candidate.seconds)[:SHOWN_CANDIDATES]
         self._effects.report(
@@ -114,9 +114,9 @@ class RoleManager:
         )
         return decision
 
-    @staticmethod
-    def _allocation(rows: list[WorkerRow]) -> Allocation:
-        roles = [row.wanted_role for row in rows]
+    def allocation(self) -> Allocation:
+        """Of the active workers, as the newest plan wants them."""
+        roles = [row.wanted_role for row in self.active()]
         return Allocation(roles.count("prefill"), roles.count("decode"), roles.count("colocated"))
 
     # switching

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from pearl.elastic.cluster_rebuilder import ClusterRebuilder, ClusterState
+from pearl.elastic.decision_engine import MODELS
 from pearl.elastic.gate import ExpansionGate, GateState, LendingGate, Verdict, best_seconds, smooth
 from pearl.elastic.roles import RoleManager, RoleState, report_plan
 from pearl.elastic.runtime_tracker import RuntimeTracker, TrackerState, TrajectorySample, platform_priors
@@ -20,6 +21,7 @@ from pearl.state.counters import Counters
 from pearl.state.effects import Effects
 from pearl.state.ids import GpuId, Slot
 from pearl.state.leases import GpuRow, Leases
+from pearl.state.plan import Role
 from pearl.state.profile import IterationSums
 from pearl.state.trainer import TrainerState
 from pearl.state.worker_table import WorkerRow, WorkerTable
@@ -33,6 +35,8 @@ class ElasticState(msgspec.Struct):
     tracker: TrackerState = msgspec.field(default_factory=TrackerState)
     roles: RoleState = msgspec.field(default_factory=RoleState)
     step_s: float | None = None  # moving average
+    roles_held: tuple[tuple[Slot, Role], ...] = ()  # by the active workers
+    roles_held_since_s: float = 0.0
 
 
 class Demand(msgspec.Struct, frozen=True):
@@ -63,7 +67,11 @@ class ElasticScheduler:
         self._effects = effects
         elastic = config.elastic
         self.tracker = RuntimeTracker(
-            state.tracker, config.data.batch_size, elastic.smoothing, platform_priors(config)
+            state.tracker,
+            config.data.batch_size,
+            elastic.smoothing,
+            platform_priors(config),
+            MODELS[elastic.makespan],
         )
         self._lending_gate = LendingGate(state.gate, elastic)
         self._expansion_gate = ExpansionGate(state.gate, elastic)
@@ -134,9 +142,10 @@ class ElasticScheduler:
     def on_iterations(self, row: WorkerRow, sums: IterationSums) -> None:
         self.tracker.on_iterations(row.role, sums)
 
-    def on_step(self, samples: Sequence[TrajectorySample], seconds: float, now: float) -> None:
-        """A batch was trained; ``seconds`` since the one before."""
+    def on_step(self, samples: Sequence[TrajectorySample], began_s: float, now: float) -> None:
+        """A batch was trained, the one before at ``began_s``."""
         state, toggle = self._state, self._state.toggle
+        seconds = now - began_s
         before = self.tracker.profile()
         dedicated, full = self._num_workers()
         workers = full if toggle.has_served else dedicated
@@ -147,7 +156,8 @@ class ElasticScheduler:
         )
         toggle.has_served = toggle.has_refused = False
         state.step_s = smooth(state.step_s, seconds, self._config.elastic.smoothing)
-        self.tracker.on_step(samples)
+        is_steady = state.roles_held_since_s <= began_s
+        self.tracker.on_step(samples, allocation=self.roles.allocation() if is_steady else None)
         if profile := self.tracker.profile():
             values = {**msgspec.structs.asdict(profile.workload), **msgspec.structs.asdict(profile.platform)}
             self._effects.report("profile", now, predicted_s=predicted_s, measured_s=seconds, **values)
@@ -168,6 +178,7 @@ class ElasticScheduler:
         self.lives.bring_up_to_date(published, now)
         self.roles.advance(self._trainer.step, demand.steps_left, self._joining(), now)
         self._admit(now)
+        self._note_roles(now)
         self._lend(demand, now)
         self._expand(demand, now)
 
@@ -178,6 +189,11 @@ class ElasticScheduler:
             if row.condition == "proven" and row.role == row.wanted_role and row.slot not in group:
                 self.lives.admit(row, now)
 
+    def _note_roles(self, now: float) -> None:
+        held = tuple((row.slot, row.role) for row in self.roles.active())
+        if held != self._state.roles_held:
+            self._state.roles_held, self._state.roles_held_since_s = held, now
+
     def _joining(self) -> list[Slot]:
         expansion = self.rebuilder.state.expansion
         return self.toggle.waking() + ([] if expansion is None else expansion.slots)
@@ -186,7 +202,8 @@ class ElasticScheduler:
         overlap = self.toggle.overlap()
         if not overlap or not self.toggle.is_home or self._trainer.status != "idle" or demand.training_waits:
             return
-        if self._config.elastic.borrow == "gated" and not self._pays_to_lend(demand, now):
+        is_gated = self._config.elastic.borrow == "gated"
+        if is_gated and not (demand.remaining and self._pays_to_lend(demand, now)):
             return
         plan = self.roles.assign(overlap, demand.steps_left, now)
         report_plan(self._effects, plan, "optional", "training idles", now)

@@ -53,8 +53,9 @@ class Dispatcher:
         self._effects = effects
         self._choose = STRATEGIES[config.router]
 
-    def push(self, trajectory: Trajectory) -> None:
+    def push(self, trajectory: Trajectory, now: float) -> None:
         trajectory.phase = "ready"
+        trajectory.since_s = now
         heapq.heappush(self.state.ready, (trajectory.cohort, trajectory.id))
 
     def allowance(self, trajectory: Trajectory) -> int:
@@ -166,6 +167,7 @@ class Dispatcher:
         trajectory.phase = "generating"
         trajectory.attempt = attempt
         trajectory.slot = row.slot
+        trajectory.queue_s += now - trajectory.since_s
         trajectory.since_s = now
         trajectory.home, trajectory.home_incarnation = first.slot, first.incarnation
         trajectory.home_version = first.version

@@ -46,7 +46,8 @@ class Trajectory(msgspec.Struct):
     errors: int = 0  # failed attempts in a row
     spent_s: float = 0.0  # generating and stepping, not queueing
     generate_s: float = 0.0  # of that, on workers
-    since_s: float = 0.0
+    queue_s: float = 0.0  # waiting for a worker
+    since_s: float = 0.0  # when its phase began, where that counts
     restart: str = ""  # start again once what it waits for has answered; the reason
     expired: bool = False  # end as expired once what it waits for has answered
 

@@ -133,7 +133,7 @@ class Rollout:
         elif trajectory.step_owed:
             self._step_environment(trajectory, now)
         else:
-            self._continue(trajectory)
+            self._continue(trajectory, now)
 
     def on_stepped(self, event: events.EpisodeStepped, now: float) -> None:
         trajectory = self._answered(event.op, event.trajectory)
@@ -154,7 +154,7 @@ class Rollout:
         else:
             turn.retained_tokens = turn.generated_tokens
             trajectory.turns.append(Turn(new_prompt_tokens=event.observation_tokens))
-            self._continue(trajectory)
+            self._continue(trajectory, now)
 
     def on_failed(self, event: events.EpisodeFailed, now: float) -> None:
         """A dead environment is replayed where it can be; any other failure costs the trajectory its tokens."""
@@ -184,14 +184,14 @@ class Rollout:
             text = f"environment failure {count} (trajectory {event.trajectory}): {self.state.last_failure}"
             self._effects.report("note", now, text=text)
 
-    def _continue(self, trajectory: Trajectory) -> None:
+    def _continue(self, trajectory: Trajectory, now: float) -> None:
         """Queue the turn for a worker, when there is room for at least one more token."""
         if self.dispatcher.allowance(trajectory) <= 0:
             self._finish(trajectory, Outcome.TRUNCATED_CONTEXT)
         elif trajectory.spent_s >= self._config.rollout.trajectory_deadline_s:
             self._finish(trajectory, Outcome.EXPIRED)
         else:
-            self.dispatcher.push(trajectory)
+            self.dispatcher.push(trajectory, now)
 
     def _step_environment(self, trajectory: Trajectory, now: float) -> None:
         trajectory.step_owed = True
@@ -291,7 +291,7 @@ class Rollout:
         if self.dispatcher.allowance(trajectory) <= 0:
             self._turn_ended(trajectory, True, now)
         else:
-            self.dispatcher.push(trajectory)
+            self.dispatcher.push(trajectory, now)
 
     def _release_attempt(self, trajectory: Trajectory, row: WorkerRow, now: float) -> None:
         attempt, trajectory.attempt = trajectory.attempt, AttemptId(0)

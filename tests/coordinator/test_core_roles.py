@@ -1,0 +1,132 @@
+"""Prefill, decode, colocated: pairs, failing halves, rolling switches and decisions, in virtual time."""
+
+from typing import Any
+
+import pytest
+from test_core_elasticity import assert_clean, go_until, local, make_world, of_kind, rows, serving
+from world import World
+
+from pearl.state import commands, events
+from pearl.state.ids import Slot
+
+FAST_DECODE = (1e-3, 1e-5, 5e-3)  # A, b, t_prefill: prefill is what takes the time
+
+
+def roles(world: World) -> str:
+    """Of the serving workers, for example "CCD"."""
+    return "".join(sorted(row.role[0].upper() for row in rows(world).values() if row.condition == "serving"))
+
+
+def pairs_sent(world: World) -> list[commands.Generate]:
+    return [c for c in of_kind(world, commands.Generate) if c.prefill_slot is not None]
+
+
+def reports(world: World, kind: str) -> list[dict[str, Any]]:
+    return [dict(report.values) for report in world.reports if report.kind == kind]
+
+
+@pytest.mark.parametrize("pd", ["1P1D", "2P1D"])
+def test_a_fixed_allocation_serves_every_request_by_a_pair(pd: str) -> None:
+    world = make_world(pd=pd)
+    summary = assert_clean(world)
+    assert {row.role for row in rows(world).values()} == {"prefill", "decode"}
+    assert len(pairs_sent(world)) > 0.9 * len(of_kind(world, commands.Generate))
+    assert summary["prefilled_tokens"] > 0
+    assert summary["tokens_lost"] == 0
+
+
+def test_arrivals_and_reclaims_change_the_ratio_and_only_who_the_plan_names() -> None:
+    world = make_world(num_steps=20, pd="1P1D")
+    go_until(world, lambda: roles(world) == "DP")
+    world.feed(events.GpusArrived(local(4, 5)))
+    go_until(world, lambda: roles(world) == "DDPP")
+    before = len(of_kind(world, commands.SetRole))
+    world.feed(events.GpusReclaimed(local(4, 5), 5.0, "wanted back"))
+    go_until(world, lambda: len(world.returned) == 2 or len(serving(world)) == 2)
+    go_until(world, lambda: roles(world) == "DP")
+    changed = {c.slot for c in of_kind(world, commands.SetRole)[before:]}
+    named = " ".join(str(plan["rebind"]) for plan in reports(world, "plan"))
+    assert all(f"{slot}:" in named for slot in changed)
+    assert_clean(world)
+
+
+def test_a_shrink_that_removes_the_last_decode_worker_falls_back_at_once() -> None:
+    world = make_world(num_steps=20, pd="1P1D")
+    go_until(world, lambda: roles(world) == "DP")
+    decode = next(slot for slot, row in rows(world).items() if row.role == "decode")
+    other = 1 - decode
+    world.lose_worker(Slot(decode))
+    go_until(world, lambda: rows(world)[decode].condition != "serving")
+    assert rows(world)[other].wanted_role == "colocated"
+    go_until(world, lambda: roles(world) == "C")
+    go_until(world, lambda: roles(world) == "DP")
+    assert_clean(world)
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize("seed", range(3))
+def test_pd_a_dead_half_sends_its_trajectories_elsewhere(role: str, seed: int) -> None:
+    world = make_world(seed, num_steps=8, pd="2P2D")
+    world.feed(events.GpusArrived(local(4, 5)))
+    go_until(world, lambda: roles(world) == "DDPP" and world.core._state.rollout.dispatch.attempts != {})
+    victim = next(slot for slot, row in rows(world).items() if row.role == role and row.running)
+    world.lose_worker(Slot(victim))
+    go_until(world, lambda: rows(world)[victim].condition != "serving")
+    assert rows(world)[victim].running == 0
+    summary = assert_clean(world)
+    assert summary["workers_lost"] == 1
+    assert summary["trajectories_masked"] == 0
+
+
+def test_a_path_stays_while_workers_switch() -> None:
+    world = make_world(num_steps=20, pd="adaptive")
+    go_until(world, lambda: roles(world) == "CC")
+    world.feed(events.GpusArrived(local(4, 5, 6)))
+    go_until(world, lambda: len(serving(world)) == 5)
+    world.speed = FAST_DECODE
+    cut = 0
+    while world.finish is None:
+        world.step()
+        kinds = {
+            row.role for row in rows(world).values() if row.condition in ("serving", "updating", "proven")
+        }
+        switching = [row for row in rows(world).values() if row.condition == "switching"]
+        if switching and not ("colocated" in kinds or {"prefill", "decode"} <= kinds):
+            cut += 1
+    assert cut == 0
+    assert_clean(world)
+
+
+def test_every_decision_is_logged_with_its_candidates_and_the_step_beside_its_prediction() -> None:
+    world = make_world(num_steps=8, pd="adaptive")
+    world.speed = (6e-3, 2e-4, 2e-5)
+    assert_clean(world)
+    decisions = [d for d in reports(world, "decision") if d["predicted_s"] is not None]
+    assert decisions
+    assert all(str(d["target"]) in str(d["candidates"]) for d in decisions)
+    measured = [p for p in reports(world, "profile") if p["predicted_s"] is not None]
+    assert measured
+    assert all(p["measured_s"] > 0 for p in measured)
+
+
+# gates, from what the run measured itself
+
+
+def lending(world: World) -> list[bool]:
+    return [bool(gate["yes"]) for gate in reports(world, "gate") if gate["gate"] == "lend"]
+
+
+def test_the_gate_lends_where_it_pays() -> None:
+    world = make_world(num_steps=10, borrow="gated", inter=False, start="strict")
+    world.speed = (0.05, 0.05, 1e-5)  # slow decoding: four workers are much faster than two
+    summary = assert_clean(world)
+    assert summary["borrows"] >= 8
+    assert all(lending(world))
+
+
+def test_the_gate_does_not_lend_where_it_costs() -> None:
+    world = make_world(num_steps=10, borrow="gated", inter=False, start="strict")
+    world.speed = (1e-3, 1e-6, 1e-6)  # nothing to gain beside half a second of moving state
+    summary = assert_clean(world)
+    assert summary["borrows"] <= 2, "the first, before there is a profile, and perhaps a second look"
+    assert lending(world).count(False) >= 6
