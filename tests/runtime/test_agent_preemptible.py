@@ -1,0 +1,318 @@
+"""Agents of hosts that may be taken away, against a real hub: joining, notice, grace, losing the coordinator."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from member_watch import LIMIT_S, Members, watch_members
+
+from pearl.cli import main
+from pearl.runtime import members, preemptible
+from pearl.runtime.clock import MonotonicClock
+from pearl.runtime.hub import Asked, Hub, Inbound, Joined, Told
+from pearl.runtime.preemptible import GivenUpError, PreemptibleAgent, Terms
+from pearl.state.messages.control import (
+    Ack,
+    AgentReport,
+    ControlMessage,
+    Gpu,
+    GpusReturned,
+    GroupExited,
+    Heartbeat,
+    Leaving,
+    Notice,
+    Shutdown,
+    StartGroup,
+)
+
+RUN_ID = f"test-{uuid4().hex}"
+REPORT = AgentReport("a", (Gpu("a/0", 1, True), Gpu("a/1", 1, True)), 1, 1, True)
+
+
+class Coordinator:
+    """Takes agents in, and keeps what they say."""
+
+    def __init__(self, hub: Hub) -> None:
+        self.hub = hub
+        self.agent = ""  # the newest
+        self.objection = ""
+        self.told: list[Any] = []
+        self.joined = 0
+        self._changed = asyncio.Event()
+
+    async def run(self) -> None:
+        while True:
+            self._take(await self.hub.receive())
+            self._changed.set()
+
+    def _take(self, inbound: Inbound) -> None:
+        match inbound:
+            case Joined(peer, _):
+                self.agent = peer
+            case Asked(_, AgentReport() as report, reply, fail):
+                assert [gpu.gpu for gpu in report.gpus] == ["a/0", "a/1"]
+                if self.objection:
+                    fail(ValueError(self.objection))
+                else:
+                    reply(Ack())
+                    self.joined += 1
+            case Told(_, message) if not isinstance(message, Heartbeat):
+                self.told.append(message)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def heard(self, kind: type[Any]) -> Any:
+        await self.until(lambda: any(isinstance(one, kind) for one in self.told))
+        return next(one for one in self.told if isinstance(one, kind))
+
+    async def start(self, spec: StartGroup) -> None:
+        await self.hub.ask(self.agent, spec, deadline_s=LIMIT_S)
+
+
+@asynccontextmanager
+async def attended() -> AsyncIterator[Coordinator]:
+    """A coordinator; what a failed test leaves ends with it."""
+    hub = Hub(
+        "tcp://127.0.0.1:0",
+        run_id=RUN_ID,
+        messages=ControlMessage,
+        queue_messages=256,
+        max_frame_bytes=1 << 20,
+        clock=MonotonicClock(),
+        keepalive_period_s=0.05,
+    )
+    async with hub, asyncio.TaskGroup() as group:
+        coordinator = Coordinator(hub)
+        running = group.create_task(coordinator.run())
+        try:
+            yield coordinator
+        finally:
+            running.cancel()
+            await members.kill_run(RUN_ID)
+
+
+@pytest.fixture
+async def watch() -> AsyncIterator[Members]:
+    async with watch_members() as watched:
+        yield watched
+
+
+@pytest.fixture(autouse=True)
+def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preemptible, "RETRY_S", 0.02)
+
+
+def terms(address: str, **settings: Any) -> Terms:
+    defaults: dict[str, Any] = {
+        "grace_s": LIMIT_S,
+        "rejoin_s": LIMIT_S,
+        "lease_s": LIMIT_S,
+        "heartbeat_period_s": 0.05,
+        "queue_messages": 256,
+        "max_frame_bytes": 1 << 20,
+    }
+    return Terms(address=address, **(defaults | settings))
+
+
+@asynccontextmanager
+async def joined(**settings: Any) -> AsyncIterator[tuple[Coordinator, PreemptibleAgent, asyncio.Task[str]]]:
+    """An agent that was taken in; it must have left at the end of the block."""
+    async with asyncio.timeout(2 * LIMIT_S), attended() as coordinator, asyncio.TaskGroup() as group:
+        agent = PreemptibleAgent(terms(coordinator.hub.address, **settings), REPORT)
+        running = group.create_task(agent.run())
+        await coordinator.until(lambda: coordinator.joined == 1)
+        yield coordinator, agent, running
+
+
+async def test_an_agent_finds_the_run_and_starts_what_it_is_given_in_a_place_of_its_own(
+    tmp_path: Path,
+) -> None:
+    spec = StartGroup(
+        "rollout.3.1",
+        "echo_arguments",
+        ("--address", "{coordinator}", "--config", "{directory}/config.json"),
+        {"PYTHONPATH": str(Path(__file__).parent)},
+        0,
+        "/no/such/run/logs",
+        files={"config.json": b"{}"},
+    )
+    async with joined(log_directory=tmp_path) as (coordinator, _, running):
+        await coordinator.start(spec)
+        exited = await coordinator.heard(GroupExited)
+        assert exited.exit_code == 0, exited.log_tail
+        here = tmp_path / "rollout.3.1"
+        assert (here / "config.json").read_bytes() == b"{}"
+        told = (here / "rank0.log").read_text().split()
+        assert told == ["--address", coordinator.hub.address, "--config", f"{here}/config.json"]
+        coordinator.hub.tell(coordinator.agent, Shutdown("done"))
+        assert await running == "shutdown: done"
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+async def test_logs_go_to_the_run_directory_only_where_it_is_shared(
+    tmp_path: Path, is_shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    logs = tmp_path / "run" / "logs"
+    logs.mkdir(parents=True)
+    (tmp_path / "run" / "run_id").write_text(f"{RUN_ID}\n" if is_shared else "another\n")
+    async with joined() as (coordinator, _, running):
+        environment = {"PYTHONPATH": str(Path(__file__).parent)}
+        await coordinator.start(StartGroup("rollout.0.1", "echo_arguments", (), environment, 0, str(logs)))
+        await coordinator.heard(GroupExited)
+        coordinator.hub.tell(coordinator.agent, Shutdown("done"))
+        await running
+    assert (logs / "rollout.0.1").is_dir() == is_shared
+    assert len(list((tmp_path / "tmp").glob("pearl-a-*/rollout.0.1/rank0.log"))) == int(not is_shared)
+
+
+async def test_a_notice_is_given_and_the_agent_leaves_when_its_gpus_are_back(
+    watch: Members, tmp_path: Path
+) -> None:
+    async with joined(log_directory=tmp_path, grace_s=LIMIT_S) as (coordinator, agent, running):
+        hub, name = coordinator.hub, coordinator.agent
+        hub.tell(name, GpusReturned(("a/0", "a/1")))  # before the notice: they may arrive again
+        await coordinator.start(watch.spec("polite", tmp_path))
+        await watch.up("polite")
+        agent.call_off("SIGUSR1")
+        assert await coordinator.heard(Notice) == Notice(LIMIT_S, "SIGUSR1")
+        hub.tell(name, GpusReturned(("a/0",)))
+        assert watch.living() == {"polite"}  # until it is told to end them, or leaves
+        hub.tell(name, GpusReturned(("a/1",)))
+        assert await running == "SIGUSR1: all GPUs were given back"
+        assert (await coordinator.heard(Leaving)).reason == "SIGUSR1: all GPUs were given back"
+        await watch.ended("polite")
+        assert isinstance(coordinator.told[-1], Leaving)
+
+
+async def test_pl_05_the_end_of_the_grace_kills_what_is_left(watch: Members, tmp_path: Path) -> None:
+    async with joined(log_directory=tmp_path, grace_s=0.2) as (coordinator, agent, running):
+        await coordinator.start(watch.spec("stubborn", tmp_path))
+        await watch.up("stubborn")
+        agent.call_off("SIGTERM")
+        assert await running == "SIGTERM: the grace of 0.2 s is over"
+        await watch.ended("stubborn")
+
+
+async def test_pl_05_a_second_signal_leaves_at_once(watch: Members, tmp_path: Path) -> None:
+    async with joined(log_directory=tmp_path) as (coordinator, agent, running):
+        await coordinator.start(watch.spec("stubborn", tmp_path))
+        await watch.up("stubborn")
+        agent.call_off("SIGINT")
+        agent.call_off("SIGINT")
+        assert await running == "SIGINT"
+        await watch.ended("stubborn")
+
+
+async def test_the_end_of_its_lifetime_is_a_notice() -> None:
+    async with joined(grace_s=0.1, lifetime_s=0.4) as (coordinator, _, running):
+        assert await running == "end of its lifetime: the grace of 0.1 s is over"
+        assert (await coordinator.heard(Notice)).grace_s == 0.1
+
+
+async def test_an_agent_that_is_not_taken_in_gives_up_with_the_reason() -> None:
+    async with attended() as coordinator:
+        coordinator.objection = "elastic.inter = false: no"
+        with pytest.raises(GivenUpError, match=r"^elastic\.inter = false: no$"):
+            await PreemptibleAgent(terms(coordinator.hub.address), REPORT).run()
+        with pytest.raises(GivenUpError, match="it belongs to run 'other'"):
+            await PreemptibleAgent(terms(coordinator.hub.address, run_id="other"), REPORT).run()
+
+
+async def test_pl_02_a_lost_coordinator_ends_the_groups_and_is_joined_again(
+    watch: Members, tmp_path: Path
+) -> None:
+    async with joined(log_directory=tmp_path, lease_s=1.0) as (coordinator, _, running):
+        await coordinator.start(watch.spec("polite", tmp_path))
+        await watch.up("polite")
+        first = coordinator.agent
+        coordinator.hub.faults.partition(first)
+        await watch.ended("polite")
+        await coordinator.until(lambda: coordinator.joined == 2)
+        assert coordinator.agent == first.removesuffix("1") + "2"
+        coordinator.hub.drop(coordinator.agent, "it was silent")  # and once more, by a word of ours
+        await coordinator.until(lambda: coordinator.joined == 3)
+        coordinator.hub.tell(coordinator.agent, Shutdown("done"))
+        assert await running == "shutdown: done"
+
+
+async def test_a_coordinator_that_does_not_come_back_is_given_up() -> None:
+    address = "tcp://127.0.0.1:9"  # nobody listens on the discard port here
+    with pytest.raises(GivenUpError, match=r"no coordinator let it in at tcp://127\.0\.0\.1:9 for 0\.2 s"):
+        await PreemptibleAgent(terms(address, rejoin_s=0.2, lease_s=0.2), REPORT).run()
+
+
+async def test_a_signal_while_nobody_is_there_ends_it_as_asked() -> None:
+    agent = PreemptibleAgent(terms("tcp://127.0.0.1:9"), REPORT)
+    async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
+        running = group.create_task(agent.run())
+        await asyncio.sleep(0.05)
+        agent.call_off("SIGTERM")
+        assert await running == "SIGTERM"
+
+
+@asynccontextmanager
+async def command(coordinator: Coordinator, *words: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """``pearl agent`` as a process, killed at the end if it is still there."""
+    address = coordinator.hub.address.removeprefix("tcp://")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "pearl.cli", "agent", "--coordinator", address, *words),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def test_pl_05_the_command_gives_notice_on_a_signal_and_exits_0() -> None:
+    words = ("--host", "a", "--virtual-gpus", "2", "--grace", "7")
+    async with attended() as coordinator, command(coordinator, *words) as process:
+        await coordinator.until(lambda: coordinator.joined == 1)
+        process.send_signal(signal.SIGUSR1)
+        assert await coordinator.heard(Notice) == Notice(7.0, "SIGUSR1")
+        coordinator.hub.tell(coordinator.agent, GpusReturned(("a/0", "a/1")))
+        output, log = await process.communicate()
+    assert process.returncode == 0
+    assert output == b"left: SIGUSR1: all GPUs were given back\n"
+    assert log.count(b"SIGUSR1: giving the GPUs back") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--coordinator", "nowhere"], '--coordinator "nowhere": is not HOST:PORT'),
+        (["--coordinator", "udp://h:1"], '--coordinator "udp://h:1": is not HOST:PORT'),
+        (["--coordinator", "h:0"], '--coordinator "h:0": is not HOST:PORT'),
+        (
+            ["--coordinator", "h:1", "--host", "local"],
+            '--host "local": cannot be the name of a host that joins',
+        ),
+        (["--coordinator", "h:1", "--host", "a/b"], '--host "a/b": cannot be'),
+        (["--coordinator", "h:1", "--virtual-gpus", "0"], "--virtual-gpus 0: give a number from 1"),
+        (["--coordinator", "h:1"], "this host has no GPU to offer; --virtual-gpus N offers stand-ins"),
+    ],
+)
+def test_an_agent_that_is_started_wrongly_says_how(
+    words: list[str], error: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert main(["agent", *words]) == 2
+    assert error in capsys.readouterr().err
