@@ -16,7 +16,6 @@ from pearl.workers.residency.pages import (
     Pages,
     counts_pages,
     drop,
-    prefer_huge,
     process_bytes,
     resident_bytes,
     whole_pages,
@@ -88,7 +87,6 @@ class HostSaver:
     def _drop_all(self, tag: str, ranges: Sequence[Pages]) -> None:
         try:
             for pages in ranges:
-                prefer_huge(pages)
                 self._drop(pages)
         except OSError as error:
             raise NotFreedError(f"{tag}: the system does not take its pages back: {error}") from error
