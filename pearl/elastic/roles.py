@@ -68,7 +68,7 @@ class RoleManager:
         if rows and key != self._state.decided_for:
             self._state.decided_for = key
             self._decide(rows, steps_left, now)
-        self._switch(now)
+        self._switch(held, now)
 
     def assign(self, joiners: Sequence[WorkerRow], steps_left: int, now: float) -> Plan:
         """The plan that takes the joiners in, each with its role; survivors switch once the joiners are there."""
@@ -121,20 +121,28 @@ class RoleManager:
 
     # switching
 
-    def _switch(self, now: float) -> None:
+    def _switch(self, joining: set[Slot], now: float) -> None:
         for row in self.active():
             is_wrong = row.role != row.wanted_role
-            is_due = (row.condition == "switching" and not row.op) or (row.condition == "proven" and is_wrong)
-            if is_due and not row.running:
+            if row.condition == "switching" and not row.op and not row.running:
                 self._lives.set_role(row, now)
+            elif row.condition == "proven" and is_wrong:
+                self._turn(row, joining, now)
             elif row.condition == "serving" and is_wrong and self._may_leave(row):
                 self._lives.cut(row, now)
+
+    def _turn(self, row: WorkerRow, joining: set[Slot], now: float) -> None:
+        """A worker that is not routable at the moment: the best time to switch, unless it is needed as it is."""
+        if row.slot not in joining and not self._may_leave(row):
+            self._lives.admit(row, now)
+        elif not row.running:
+            self._lives.set_role(row, now)
 
     def _may_leave(self, row: WorkerRow) -> bool:
         rest = [other for other in self._table.serving() if other is not row]
         if has_path(rest):
             return True
-        coming = [r for r in self.active() if r.condition != "serving"]
+        coming = [r for r in self.active() if r.condition != "serving" and r is not row]
         return not coming  # nothing to wait for: this switch is what makes the new path
 
     def on_role_set(self, event: events.RoleSet, now: float) -> bool:
