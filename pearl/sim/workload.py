@@ -41,7 +41,7 @@ class EnvLatency(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     quick_median: float = 0.35
     quick_sigma: float = 0.6
-    slow_share: float = 0.18
+    slow_share: float = 0.19
     slow_median: float = 13.0
     slow_sigma: float = 0.9
     reset: float = 5.0
@@ -59,10 +59,10 @@ class EnvLatency(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Jitter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How members of one group differ: sigmas of lognormal factors with mean 1."""
+    """How members of one group differ."""
 
-    turns: float = 0.4  # on the number of turns
-    tokens: float = 0.3  # on each turn's generated and observed tokens
+    rank: float = 0.3  # sigma of a member's place among all recordings by length, where 0 is shortest and 1 longest
+    tokens: float = 0.2  # sigma of a lognormal factor with mean 1 on each turn's generated and observed tokens
 
 
 class Recording(msgspec.Struct, frozen=True):
@@ -74,14 +74,17 @@ class Recording(msgspec.Struct, frozen=True):
 
 
 class Resampled:
-    """Each task is a recorded trajectory drawn at random; the members of its group vary it."""
+    """A task has a place among the recordings by length; its group's members are recordings from around that place.
+
+    Over all tasks every recording is as frequent as any other, while the members of a group resemble each other.
+    """
 
     def __init__(
         self, name: str, recordings: list[Recording], seed: int, latency: EnvLatency, jitter: Jitter
     ) -> None:
         assert recordings
         self._name = name
-        self._recordings = recordings
+        self._recordings = sorted(recordings, key=lambda recording: len(recording.turns))
         self._seed = seed
         self._latency = latency
         self._jitter = jitter
@@ -91,17 +94,20 @@ class Resampled:
         return self._name
 
     def script(self, task: int, trajectory: int) -> Script:
-        recording = stream(self._seed, "task", task).choice(self._recordings)
+        place = stream(self._seed, "task", task).random()
         rng = stream(self._seed, "trajectory", trajectory)
-        count = len(recording.turns)
-        wanted = max(1, round(count * lognormal_mean_one(rng, self._jitter.turns)))
-        turns = tuple(
-            self._turn(recording, i if wanted == count else i * count // wanted, rng) for i in range(wanted)
-        )
-        return Script(recording.prompt_tokens, self._latency.reset, turns)
+        recording = self._at(place + rng.gauss(0.0, self._jitter.rank))
+        turns = tuple(self._turn(out, obs, rng) for out, obs in recording.turns)
+        return Script(self._at(place).prompt_tokens, self._latency.reset, turns)
 
-    def _turn(self, recording: Recording, index: int, rng: random.Random) -> ScriptedTurn:
-        generated, observed = recording.turns[index]
+    def _at(self, place: float) -> Recording:
+        """Places beyond an end are mirrored there, so that all stay equally frequent."""
+        place %= 2.0
+        place = 2.0 - place if place > 1.0 else place
+        count = len(self._recordings)
+        return self._recordings[min(int(place * count), count - 1)]
+
+    def _turn(self, generated: int, observed: int, rng: random.Random) -> ScriptedTurn:
         sigma = self._jitter.tokens
         return ScriptedTurn(
             max(1, round(generated * lognormal_mean_one(rng, sigma))),

@@ -35,9 +35,9 @@ def test_swebench_has_the_published_shape() -> None:
     workload = workload_files.load("swebench", 0)
     seen = [capped(workload.script(i // 16, i)) for i in range(16 * 120)]
     turns = statistics.fmean(t for t, _, _ in seen)
-    assert turns == pytest.approx(36.9, rel=0.12)
-    assert statistics.fmean(g for _, g, _ in seen) / turns == pytest.approx(273, rel=0.1)
-    assert statistics.fmean(tokens for _, _, tokens in seen) == pytest.approx(23_500, rel=0.1)
+    assert turns == pytest.approx(36.9, rel=0.06)
+    assert statistics.fmean(g for _, g, _ in seen) / turns == pytest.approx(273, rel=0.05)
+    assert statistics.fmean(tokens for _, _, tokens in seen) == pytest.approx(23_500, rel=0.05)
 
 
 def test_members_of_a_group_share_the_prompt_and_differ_in_their_turns() -> None:
