@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import TextIO
 
 from pearl.state.commands import Report
+from pearl.state.config import ElasticConfig
 
 Value = int | float | str | bool | None
 Values = Mapping[str, Value]
@@ -126,6 +127,18 @@ def plan_line(values: Values) -> str:
     """Only what no other line tells: who changes its role."""
     rebind = values.get("rebind")
     return f"plan: {rebind} (slot:role)" if rebind else ""
+
+
+def describe_elasticity(elastic: ElasticConfig) -> str:
+    """Said once at the start; "" when nothing is elastic."""
+    parts = []
+    if elastic.inter:
+        parts.append("GPUs may arrive and be reclaimed" + (f" (trace {elastic.trace})" if elastic.trace else ""))
+    if elastic.borrow != "never":
+        parts.append(f"idle training GPUs are lent (borrow = {elastic.borrow})")
+    if elastic.pd != "colocated":
+        parts.append(f"prefill and decode apart (pd = {elastic.pd})")
+    return f"elasticity: {', '.join(parts)}" if parts else ""
 
 
 def step_line(values: Values, serving: int, num_workers: int, extra: int = 0) -> str:

@@ -19,7 +19,7 @@ import uvloop
 
 from pearl.coordinator import resuming
 from pearl.coordinator.claim import claim
-from pearl.coordinator.console import Console
+from pearl.coordinator.console import Console, describe_elasticity
 from pearl.coordinator.local_agent import AgentFailedError, LocalAgent
 from pearl.coordinator.logs import log_to
 from pearl.coordinator.resuming import Beginning, FinishedError
@@ -116,6 +116,8 @@ class Service:
         if self._resume:
             await members.kill_run(self._run_id)  # what a killed coordinator may have left
         self._console.say(f"run directory: {self._run_dir}")
+        if text := describe_elasticity(self._config.elastic):
+            self._console.say(text)
         if warning := check_fd_limit(_needed_fds(self._config)):
             self._console.say(f"warning: {warning}")
         files = RunFiles(self._run_dir)
