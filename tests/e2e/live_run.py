@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,17 +31,26 @@ SMALL = {
     "training.learning_rate": 1e-3,
     "model.device": "cpu",
     "runtime.heartbeat_timeout_s": 8.0,
+    "elastic.inter": False,
+    "elastic.preemptible_gpus": 0,
+    "elastic.trace": "",
+    "elastic.borrow": "never",
 }
 
 
+PEARL = ("-m", "pearl.cli")
+
+
 class LiveRun:
-    def __init__(self, run_dir: Path, *words: str) -> None:
+    def __init__(self, run_dir: Path, *words: str, program: Sequence[str] = PEARL) -> None:
+        """``program`` does as ``pearl`` does; what it is told besides goes to its ``process.stdin``."""
         self.run_dir = run_dir
         self.output = run_dir.with_suffix(".out")
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "pearl.cli", "run", *words, "--run-dir", str(run_dir)],
+                [sys.executable, *program, "run", *words, "--run-dir", str(run_dir)],
                 cwd=ROOT,
+                stdin=None if program == PEARL else subprocess.PIPE,
                 stdout=output,
                 stderr=output,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
