@@ -2,7 +2,8 @@
 
 Processes stay, only device state moves: training offloads, overlap workers wake; they release, training restores. A GPU
 has one holder at any time. Returning is mandatory: it cancels an activation under way, and a worker that does not let
-go within its limit is killed.
+go within its limit is killed. So is one that is only starting, once: where starting takes longer than the training
+world ever idles it would never come back, so the next return waits for it, within the limit of a start.
 """
 
 from typing import Literal
@@ -42,6 +43,8 @@ class ToggleState(msgspec.Struct):
     )  # step and workers with which the gate refused: asked again when they change
     was_lent: bool = False  # since the training world was last home
     has_looked: bool = False  # at the workers to wake: later losses wait for the next window
+    cut_short: list[Slot] = []  # workers whose start was ended by a return
+    has_waited: bool = False  # this return, for one of them
     activation_s: float | None = None  # newest
     return_s: float | None = None
     activations_s: float = 0.0  # sums, for the means
@@ -154,6 +157,7 @@ class ToggleManager:
             state.has_looked = True
             for row in rows:
                 if row.condition == "asleep":
+                    self._forgive(row)
                     self._lives.activate(row, version, now)
                 elif row.condition == "gone" and len(row.losses) <= self._config.runtime.max_restarts:
                     self._lives.start(row, now)
@@ -179,6 +183,7 @@ class ToggleManager:
     def _begin_return(self, now: float) -> None:
         self.state.phase = "returning"
         self.state.return_began_s = now
+        self.state.has_waited = False
 
     def _let_go(self, now: float) -> None:
         rows = self.overlap()
@@ -188,7 +193,7 @@ class ToggleManager:
             if row.condition in ("ready", "updating", "proven", "serving", "switching", "activating"):
                 self._lives.release(row, now)
             elif row.condition == "starting" and self.state.was_lent:
-                self._lives.dismiss(row, "training needs its GPUs", 0.0, now)
+                self._cut_short(row, now)
         if any(row.condition not in INACTIVE for row in rows):
             return
         if self.state.was_lent and self._trainer.status == "idle":
@@ -200,6 +205,19 @@ class ToggleManager:
         else:
             self._come_home(now, {})
 
+    def _cut_short(self, row: WorkerRow, now: float) -> None:
+        """End its start, or wait for it when that has happened before."""
+        if row.slot in self.state.cut_short:
+            self.state.has_waited = True
+        else:
+            self.state.cut_short.append(row.slot)
+            self._lives.dismiss(row, "training needs its GPUs", 0.0, now)
+
+    def _forgive(self, row: WorkerRow) -> None:
+        """It came up."""
+        if row.slot in self.state.cut_short:
+            self.state.cut_short.remove(row.slot)
+
     def _come_home(self, now: float, parts: dict[str, float]) -> None:
         state = self.state
         state.phase = "home"
@@ -208,7 +226,8 @@ class ToggleManager:
         state.was_lent = False
         self._counters.returns += 1
         state.return_s = seconds = now - state.return_began_s
-        self._gate.on_returned(seconds)
+        if not state.has_waited:  # a start is no cost of lending
+            self._gate.on_returned(seconds)
         state.returns_s += seconds
         self._counters.deactivation_seconds_mean = state.returns_s / self._counters.returns
         told = {f"part_{name}": value for name, value in parts.items()}

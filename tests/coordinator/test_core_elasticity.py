@@ -272,6 +272,21 @@ def test_an_overlap_worker_that_dies_asleep_is_started_again_in_the_next_window(
     assert_clean(world)
 
 
+def test_an_overlap_worker_that_starts_slower_than_windows_last_is_waited_for_once() -> None:
+    """Else every window would start and kill it for ever."""
+    world = make_world(num_steps=24, borrow="always")
+    go_until(world, lambda: 2 in serving(world))
+    world.slow_start_s = 60.0
+    world.lose_worker(Slot(2))
+    go_until(world, lambda: rows(world)[2].condition == "asleep")
+    assert rows(world)[2].incarnation == 3, "one start was cut short, the next one was not"
+    go_until(world, lambda: 2 in serving(world))
+    summary = assert_clean(world)
+    assert summary["workers_lost"] == 1
+    assert rows(world)[2].incarnation == 3
+    assert world.core._state.elastic.toggle.cut_short == []
+
+
 def test_a_resume_starts_with_what_the_own_host_has() -> None:
     world = make_world(num_steps=12, borrow="always")
     world.feed(events.GpusArrived((*local(4), GpuId("far/0"))))

@@ -70,6 +70,7 @@ class World:
         self.attempt_error_rate = 0.0
         self.update_failure_rate = 0.0
         self.start_failure_rate = 0.0
+        self.slow_start_s = 0.0  # of a rollout worker, besides the usual
         self.speed: tuple[float, float, float] | None = None  # A, b and t_prefill that frames tell
         self.stuck_rate = 0.0  # releases that take too long: the worker is killed
         self.training_holds_memory = False
@@ -201,7 +202,7 @@ class World:
             del self.workers[command.slot]
             return
         ready = events.WorkerReady(command.op, command.slot, command.incarnation, "host", 1)
-        self.post(ready, self.rng.uniform(1, 3))
+        self.post(ready, self.rng.uniform(1, 3) + self.slow_start_s)
 
     def _stop_worker(self, command: commands.StopWorker) -> None:
         worker = self.workers.get(command.slot)
