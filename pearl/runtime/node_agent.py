@@ -52,6 +52,10 @@ class Connection(Protocol):
         """Known once it is let in."""
 
     @property
+    def has_joined(self) -> bool:
+        """Whether it was let in, whatever happened then."""
+
+    @property
     def was_shut_down(self) -> bool:
         """Whether it ended because the coordinator said so."""
 
@@ -101,7 +105,7 @@ class NodeAgent:
                 async with self._watchers:  # left when the coordinator has been told of every end
                     await self._leaving.wait()
                     await self._end_groups()
-                if self.has_joined:
+                if self._report.preemptible and connection.has_joined:
                     await self._tell(Leaving(self._reason))
                 serving.cancel()
         finally:
@@ -140,7 +144,7 @@ class NodeAgent:
         self._returned.set()
 
     def give_notice(self, grace_s: float, reason: str) -> None:
-        """Its host is taken away in ``grace_s``. A second time it leaves at once."""
+        """Its host is taken away in ``grace_s``. When this comes again or it was not taken in, it leaves at once."""
         if self._used is not None or not self.has_joined:
             self.leave(reason, kills=True)
         elif not self._leaving.is_set():

@@ -38,9 +38,7 @@ def make_run(run_dir: Path, config: Config | None = None) -> Path:
     [
         (["stats"], "did you mean pearl status?"),
         (["zzz"], "see pearl --help"),
-        (["simulate", "x.toml"], "pearl simulate is not built yet"),
         (["decide"], "give both: pearl decide --profile"),
-        (["agent"], "not built yet"),
         (["run"], "give the job's CONFIG file"),
         (["run", "a.toml", "b.toml"], "one CONFIG, please, not 2"),
         (["run", "absent.toml"], "absent.toml: cannot be read"),

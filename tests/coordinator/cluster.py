@@ -6,7 +6,7 @@ leaves can be compared with another one's. Faults are methods and flags.
 
 import asyncio
 import struct
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -442,6 +442,11 @@ class Cluster:
         node.task = self._group.create_task(node.run(), name=host)
         self._nodes.append(node.task)
         return node
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Something that happens while the run goes on; its failure is the cluster's."""
+        assert self._group is not None
+        return self._group.create_task(coroutine)
 
     def start_group(self, spec: control.StartGroup, agent: Peer) -> control.StartGroupReply:
         assert self._group is not None

@@ -43,6 +43,7 @@ class Coordinator:
         self.hub = hub
         self.agent = ""  # the newest
         self.objection = ""
+        self.on_report: Callable[[], None] = lambda: None
         self.told: list[Any] = []
         self.joined = 0
         self._changed = asyncio.Event()
@@ -61,6 +62,7 @@ class Coordinator:
                 if self.objection:
                     fail(ValueError(self.objection))
                 else:
+                    self.on_report()
                     reply(Ack())
                     self.joined += 1
             case Told(_, message) if not isinstance(message, Heartbeat):
@@ -216,6 +218,15 @@ async def test_pl_05_a_second_signal_leaves_at_once(watch: Members, tmp_path: Pa
         await watch.ended("stubborn")
 
 
+async def test_an_agent_that_leaves_before_it_knows_that_it_was_taken_in_says_so() -> None:
+    async with attended() as coordinator, asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
+        agent = PreemptibleAgent(terms(coordinator.hub.address), REPORT)
+        coordinator.on_report = lambda: agent.call_off("SIGTERM")
+        assert await group.create_task(agent.run()) == "SIGTERM"
+        assert (await coordinator.heard(Leaving)).reason == "SIGTERM"
+        assert not any(isinstance(one, Notice) for one in coordinator.told)
+
+
 async def test_the_end_of_its_lifetime_is_a_notice() -> None:
     async with joined(grace_s=0.1, lifetime_s=0.4) as (coordinator, _, running):
         assert await running == "end of its lifetime: the grace of 0.1 s is over"
@@ -285,7 +296,9 @@ async def command(coordinator: Coordinator, *words: str) -> AsyncIterator[asynci
 async def test_pl_05_the_command_gives_notice_on_a_signal_and_exits_0() -> None:
     words = ("--host", "a", "--virtual-gpus", "2", "--grace", "7")
     async with attended() as coordinator, command(coordinator, *words) as process:
-        await coordinator.until(lambda: coordinator.joined == 1)
+        assert process.stderr is not None
+        while b"joined run" not in (line := await process.stderr.readline()):
+            assert line, "it ended"
         process.send_signal(signal.SIGUSR1)
         assert await coordinator.heard(Notice) == Notice(7.0, "SIGUSR1")
         coordinator.hub.tell(coordinator.agent, GpusReturned(("a/0", "a/1")))
