@@ -134,11 +134,12 @@ class Dispatcher:
         return version.step >= trajectory.cohort - self._config.staleness_bound
 
     def _home(self, trajectory: Trajectory, rows: list[WorkerRow]) -> Slot | None:
-        """Where its prefix is, while that worker lives and still does the work of ``rows``."""
+        """Where its prefix is, while that worker is there to be waited for and does the work of ``rows``."""
         if trajectory.home is None or not rows:
             return None
         row = self._table.current(trajectory.home, trajectory.home_incarnation)
-        return None if row is None or row.role != rows[0].role else row.slot
+        is_there = row is not None and row.condition in ("serving", "updating", "proven")
+        return row.slot if row is not None and is_there and row.role == rows[0].role else None
 
     @staticmethod
     def _cached(trajectory: Trajectory, row: WorkerRow) -> int:

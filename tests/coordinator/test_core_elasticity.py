@@ -23,12 +23,14 @@ from pearl.state.worker_table import WorkerRow
 BATCH = 16  # large enough for a step to outlast a start and a hand-over
 
 
-def make_world(seed: int = 0, num_steps: int = 12, start: Any = "early", **elastic: Any) -> World:
+def make_world(
+    seed: int = 0, num_steps: int = 12, start: Any = "early", router: Any = "cache-aware", **elastic: Any
+) -> World:
     config = Config(
         run=RunConfig(num_steps=num_steps),
         data=DataConfig(batch_size=BATCH, group_size=4),
         environment=EnvironmentConfig(num_evaluation_tasks=0),
-        rollout=RolloutConfig(num_workers=2, max_requests_per_worker=3, start=start),
+        rollout=RolloutConfig(num_workers=2, max_requests_per_worker=3, start=start, router=router),
         training=TrainingConfig(num_ranks=2),
         elastic=ElasticConfig(**{"inter": True, "preemptible_gpus": 3, **elastic}),
     )

@@ -109,6 +109,11 @@ def test_every_decision_is_logged_with_its_candidates_and_the_step_beside_its_pr
     assert all(p["measured_s"] > 0 for p in measured)
 
 
+def test_a_sticky_trajectory_does_not_wait_for_a_worker_that_sleeps() -> None:
+    world = make_world(borrow="always", router="sticky", start="strict")
+    assert_clean(world)
+
+
 # gates, from what the run measured itself
 
 

@@ -174,6 +174,10 @@ def test_tr_01_a_bad_trace_is_refused_before_anything_starts(tmp_path: Path) -> 
     [event] = load_trace(fast)
     assert event.at_s == 2.0
     assert load_trace(small_config()) == []
+    path.write_text("t_s,gpus\n0,1\n5,6\n9,2\n")
+    pool = ElasticConfig(inter=True, trace=str(path), preemptible_gpus=3)
+    trace = load_trace(msgspec.structs.replace(config, elastic=pool))
+    assert [(event.action, event.count) for event in trace] == [("arrive", 1), ("arrive", 2), ("reclaim", 1)]
 
 
 @pytest.mark.parametrize(

@@ -79,9 +79,8 @@ def test_recorded_event_files(name: str, most: int, last_s: float) -> None:
 
 def test_quickstart_trace_goes_by_step() -> None:
     assert read_trace(SHIPPED / "quickstart.jsonl", speed=60) == [
-        TraceEvent("arrive", at_step=3, count=1),
-        TraceEvent("reclaim", at_step=14, count=1, grace_s=5),
-        TraceEvent("arrive", at_step=18, count=1),
+        TraceEvent("arrive", at_step=1, count=1),
+        TraceEvent("reclaim", at_step=25, count=1, grace_s=5),
     ]
 
 
