@@ -61,8 +61,12 @@ class EnvLatency(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Jitter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How members of one group differ."""
 
-    rank: float = 0.3  # sigma of a member's place among all recordings by length, where 0 is shortest and 1 longest
-    tokens: float = 0.2  # sigma of a lognormal factor with mean 1 on each turn's generated and observed tokens
+    rank: float = (
+        0.3  # sigma of a member's place among all recordings by length, where 0 is shortest and 1 longest
+    )
+    tokens: float = (
+        0.2  # sigma of a lognormal factor with mean 1 on each turn's generated and observed tokens
+    )
 
 
 class Recording(msgspec.Struct, frozen=True):

@@ -50,7 +50,9 @@ def test_speed_training_and_costs_come_back(tmp_path: Path) -> None:
         assert getattr(fitted.worker, key) == pytest.approx(getattr(LINEAR.worker, key), rel=0.02), key
     assert fitted.worker.turn_overhead_seconds == pytest.approx(0.03, rel=0.01)
     assert fitted.training.fixed_seconds == pytest.approx(5.0, rel=0.01)
-    assert fitted.training.gpu_seconds_per_token == pytest.approx(8.7e-4, rel=0.01)
+    assert fitted.training.gpu_seconds_per_token == pytest.approx(
+        HARDWARE.training.gpu_seconds_per_token, rel=0.01
+    )
     for key in (
         "preparation",
         "finalization",

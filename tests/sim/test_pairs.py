@@ -117,3 +117,17 @@ def test_a_prefill_worker_that_dies_while_sending_fails_the_decode_half() -> Non
     while trial.clock.next_time() is not None and not broken:
         trial.clock.step()
     assert [(one.made, one.finish) for _, one in broken] == [(0, "error")]
+
+
+def test_an_interrupted_decode_costs_its_suffix_and_an_interrupted_prefill_a_full_pass() -> None:
+    trial = Trial()
+    trial.begin(0.0, 1, context=50, make=101)
+    trial.clock.at(0.065 + 20 * 0.011 + 0.001, lambda: trial.decode.engine.abort(AttemptId(1)))
+    trial.begin(1.0, 2, context=71, make=10)
+    trial.clock.at(1.001, lambda: trial.prefill.engine.abort(AttemptId(2)))
+    trial.begin(2.0, 3, context=71, make=10)
+    run(trial.clock)
+    assert trial.decode.ended[0][1].made == 21
+    prefills = {one.request.attempt: one for _, one in trial.prefill.ended}
+    assert (prefills[2].prefilled_tokens, prefills[2].finish) == (0, "abort")
+    assert prefills[3].prefilled_tokens == 71

@@ -109,6 +109,13 @@ def test_every_prompt_is_trained_once_when_workers_and_environments_fail() -> No
     assert 0 < result.tokens_lost < 200
 
 
+@pytest.mark.parametrize("mode", ["in_place", "drain"])
+def test_every_prompt_is_trained_once_however_weights_are_taken(mode: str) -> None:
+    result = run_checked(overrides=("rollout.start=early", f"rollout.update_mode={mode}"))
+    assert result.steps >= 3
+    assert result.interrupted_attempts == 0
+
+
 @pytest.mark.parametrize("start", ["strict", "early"])
 def test_every_prompt_is_trained_once_by_pairs_that_come_go_and_fail(start: str) -> None:
     failures = msgspec.structs.replace(HARDWARE.failures, worker_hours=0.2)
