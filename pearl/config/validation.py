@@ -239,8 +239,6 @@ def _elastic(config: Config) -> Iterator[str]:
         )
     if elastic.pd not in ("colocated", "adaptive") and not re.fullmatch(r"[1-9]\d*P[1-9]\d*D", elastic.pd):
         yield f'elastic.pd: "{elastic.pd}" is none of "colocated", "adaptive" and a ratio such as "3P5D"'
-    elif elastic.pd != "colocated":
-        yield f'elastic.pd: "{elastic.pd}" is not built yet; use "colocated"'
 
 
 def _engines(config: Config) -> Iterator[str]:

@@ -197,7 +197,7 @@ EMULATED = (
         ([*EMULATED, "emulated.noise=2"], "emulated.noise"),
         (["emulated.train_seconds=-1"], "emulated.train_seconds: -1.0 is less than 0"),
         (["emulated.decode_fixed_seconds=0"], "emulated.decode_fixed_seconds: 0.0 must be greater than 0"),
-        (["elastic.pd=3P5D"], "elastic.pd"),
+        (["elastic.pd=often"], "elastic.pd"),
         (["elastic.pd=0P5D"], 'a ratio such as "3P5D"'),
         (["elastic.trace=t.csv"], "elastic.trace"),
         (["elastic.smoothing=1.5"], "use at most 1"),
@@ -212,6 +212,8 @@ def test_values_that_do_not_fit(tmp_path: Path, overrides: list[str], said: str)
 
 def test_emulated_workers_may_span_gpus_and_elasticity_may_be_on(tmp_path: Path) -> None:
     elastic = ["elastic.inter=true", "elastic.borrow=gated", "elastic.trace=t.csv"]
+    for pd in ("adaptive", "3P5D"):
+        assert load(write(tmp_path, ""), [*EMULATED, f"elastic.pd={pd}"]).elastic.pd == pd
     config = load(write(tmp_path, ""), [*EMULATED, "rollout.gpus_per_worker=2", *elastic])
     assert (config.rollout.gpus_per_worker, config.elastic.borrow) == (2, "gated")
 

@@ -48,29 +48,23 @@ class EmulatedEnvironment:
         they are those of recorded trajectories. ``jitter`` is the spread within a group. ``env_seconds`` is the mean
         latency of a turn, lognormal with ``env_spread``. The scales multiply seconds, tokens and turns.
         """
-        for key, value in (
-            ("num_turns", num_turns),
-            ("prompt_tokens", prompt_tokens),
-            ("turn_input_tokens", turn_input_tokens),
-            ("turn_output_tokens", turn_output_tokens),
-            ("token_scale", token_scale),
-            ("turn_scale", turn_scale),
-        ):
-            if not 0.0 < value < 1e6:
-                raise ValueError(
-                    f"environment.options.{key} = {value}: must be greater than 0, below 1000000"
-                )
-        for key, value in (
-            ("spread", spread),
-            ("jitter", jitter),
-            ("env_seconds", env_seconds),
-            ("env_spread", env_spread),
-            ("time_scale", time_scale),
-            ("num_train_tasks", num_train_tasks),
-            ("num_evaluation_tasks", num_evaluation_tasks),
-        ):
-            if not 0.0 <= value < 1e9:
-                raise ValueError(f"environment.options.{key} = {value}: must not be negative or huge")
+        _check_positive(
+            num_turns=num_turns,
+            prompt_tokens=prompt_tokens,
+            turn_input_tokens=turn_input_tokens,
+            turn_output_tokens=turn_output_tokens,
+            token_scale=token_scale,
+            turn_scale=turn_scale,
+        )
+        _check_not_negative(
+            spread=spread,
+            jitter=jitter,
+            env_seconds=env_seconds,
+            env_spread=env_spread,
+            time_scale=time_scale,
+            num_train_tasks=num_train_tasks,
+            num_evaluation_tasks=num_evaluation_tasks,
+        )
         self._workload: Workload = (
             RecordedWorkload(turns_file, turn_scale, token_scale)
             if turns_file
@@ -111,6 +105,18 @@ class EmulatedEnvironment:
     def demonstrations(self, seed: int, first: int, count: int) -> list[tuple[list[int], list[float]]]:
         """There is nothing to show."""
         return []
+
+
+def _check_positive(**options: float) -> None:
+    for key, value in options.items():
+        if not 0.0 < value < 1e6:
+            raise ValueError(f"environment.options.{key} = {value}: must be greater than 0, below 1000000")
+
+
+def _check_not_negative(**options: float) -> None:
+    for key, value in options.items():
+        if not 0.0 <= value < 1e9:
+            raise ValueError(f"environment.options.{key} = {value}: must not be negative or huge")
 
 
 class EmulatedEpisode:
