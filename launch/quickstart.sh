@@ -2,9 +2,10 @@
 # Trains a small agent to repair programs, from nothing, on this machine.
 #
 # Needs:    2 CPU cores, 4 GB of memory, Python 3.11 or newer. No GPU.
-# Takes:    about a minute; the first time also the installation into .venv.
-# You see:  a line for each of 40 training steps while the sampled reward rises, the reward on unseen tasks before
-#           and after, and where the report of the run is: one HTML file with all plots.
+# Takes:    about two minutes; the first time also the installation into .venv.
+# You see:  a line for each of 40 training steps while the sampled reward rises, a worker that arrives and is reclaimed,
+#           the training GPU lent between steps, the reward on unseen tasks before and after, and where the report of
+#           the run is: one HTML file with all plots.
 #
 # Usage: launch/quickstart.sh [--run-dir D] [--resume] [--dry-run] [section.key=value ...]
 set -euo pipefail
