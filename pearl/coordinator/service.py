@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -31,7 +31,7 @@ from pearl.runtime.segments import DamagedError
 from pearl.state.commands import Finish
 from pearl.state.config import Config
 from pearl.state.trace import TraceEvent
-from pearl.traces import read_trace
+from pearl.traces import at_most, read_trace
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ def run(config: Config, run_dir: Path, *, resume: bool) -> int:
     console = Console(sys.stdout, config.rollout.num_workers)
     try:
         _check_model(config)
-        trace = load_trace(config)
+        trace = load_trace(config, console.say)
         with (
             claim(run_dir) as run_id,
             log_to(run_dir / "coordinator.log"),
@@ -185,13 +185,21 @@ def _check_model(config: Config) -> None:
         )
 
 
-def load_trace(config: Config) -> list[TraceEvent]:
-    """Of elastic.trace. ValueError when it cannot be used, with file and line."""
+def load_trace(config: Config, say: Callable[[str], None]) -> list[TraceEvent]:
+    """Of elastic.trace, as far as the preemptible GPUs of this host go where it has any. ValueError when it cannot be
+    used, with file and line."""
     elastic = config.elastic
     if not elastic.trace:
         return []
-    path, size = Path(elastic.trace), config.rollout.gpus_per_worker
-    return read_trace(path, speed=elastic.trace_speed, gpus_per_node=size)
+    size = config.rollout.gpus_per_worker
+    trace = read_trace(Path(elastic.trace), speed=elastic.trace_speed, gpus_per_node=size)
+    if not elastic.preemptible_gpus:
+        return trace
+    fitting = at_most(trace, elastic.preemptible_gpus)
+    if fitting != trace:
+        pool = f"elastic.preemptible_gpus = {elastic.preemptible_gpus}"
+        say(f"note: {elastic.trace} goes beyond {pool}; what is more neither arrives nor is reclaimed")
+    return fitting
 
 
 def how_to_join(address: str) -> str:

@@ -249,6 +249,8 @@ class Session:
                     agents.notice(peer, notice)
                 case Told(peer, Leaving(reason)):
                     agents.lose(peer, reason)
+                case Lost(peer, reason) if peer == AGENT_NAME:
+                    self.fail(f"the node agent is lost: {reason}")
                 case Lost(peer, reason):
                     agents.lose(peer, reason)
                     processes.condemn(peer, reason)

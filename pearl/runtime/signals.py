@@ -12,8 +12,10 @@ log = logging.getLogger(__name__)
 
 
 def watch_signals(leave: Callable[[str], None]) -> None:
-    """Have ``leave`` called with the signal's name, from the event loop that runs; SIGUSR2 does nothing."""
+    """Have ``leave`` called with the signal's name, from the event loop that runs; SIGUSR2 does nothing. A SIGHUP that
+    is ignored stays so: under nohup the end of the terminal is not meant."""
     loop = asyncio.get_running_loop()
     for number in LEAVE_SIGNALS:
-        loop.add_signal_handler(number, leave, number.name)
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            loop.add_signal_handler(number, leave, number.name)
     loop.add_signal_handler(signal.SIGUSR2, log.info, "SIGUSR2: nothing to do")

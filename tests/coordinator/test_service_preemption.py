@@ -164,20 +164,21 @@ def test_a_resumed_run_plays_the_rest_of_its_trace() -> None:
 
 
 def test_tr_01_a_bad_trace_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
+    path, said = tmp_path / "trace.jsonl", list[str]()
     path.write_text('{"time_s": 1, "arrive": 1}\n{"time_s": 2}\n')
     config = msgspec.structs.replace(small_config(), elastic=ElasticConfig(inter=True, trace=str(path)))
     with pytest.raises(TraceError, match=r"trace\.jsonl, line 2"):
-        load_trace(config)
+        load_trace(config, said.append)
     path.write_text('{"time_s": 10, "arrive": 1}\n')
     fast = msgspec.structs.replace(config, elastic=ElasticConfig(inter=True, trace=str(path), trace_speed=5))
-    [event] = load_trace(fast)
+    [event] = load_trace(fast, said.append)
     assert event.at_s == 2.0
-    assert load_trace(small_config()) == []
+    assert load_trace(small_config(), said.append) == []
     path.write_text("t_s,gpus\n0,1\n5,6\n9,2\n")
     pool = ElasticConfig(inter=True, trace=str(path), preemptible_gpus=3)
-    trace = load_trace(msgspec.structs.replace(config, elastic=pool))
+    trace = load_trace(msgspec.structs.replace(config, elastic=pool), said.append)
     assert [(event.action, event.count) for event in trace] == [("arrive", 1), ("arrive", 2), ("reclaim", 1)]
+    assert "goes beyond elastic.preemptible_gpus = 3" in said[0]
 
 
 @pytest.mark.parametrize(
