@@ -66,7 +66,9 @@ def run(core: EmulatedCore, *requests: GenerateRequest) -> tuple[dict[int, list[
         core.submit(entry)
     seconds = []
     while core.has_work():
-        seconds.append(core.begin())
+        took = core.begin()
+        assert took is not None
+        seconds.append(took)
         core.end()
     core.tell()
     found: dict[int, list[int]] = {}
