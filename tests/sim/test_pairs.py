@@ -128,6 +128,6 @@ def test_an_interrupted_decode_costs_its_suffix_and_an_interrupted_prefill_a_ful
     trial.begin(2.0, 3, context=71, make=10)
     run(trial.clock)
     assert trial.decode.ended[0][1].made == 21
-    prefills = {one.request.attempt: one for _, one in trial.prefill.ended}
+    prefills = {int(one.request.attempt): one for _, one in trial.prefill.ended}
     assert (prefills[2].prefilled_tokens, prefills[2].finish) == (0, "abort")
     assert prefills[3].prefilled_tokens == 71
