@@ -7,13 +7,13 @@ flight is opening, ready, generating or stepping; each is finished exactly once.
 
 import msgspec
 
+from pearl.pipeline.attempts import Attempts
 from pearl.pipeline.buffer import CohortBuffer
 from pearl.pipeline.dispatcher import Dispatcher, DispatchState
 from pearl.pipeline.episode import Trajectory
 from pearl.pipeline.evaluation import EvaluationRound, task_of
 from pearl.state import events
 from pearl.state.commands import (
-    Abort,
     CloseEpisode,
     ForgetTokens,
     OpenEpisode,
@@ -25,7 +25,7 @@ from pearl.state.commands import (
 from pearl.state.config import Config
 from pearl.state.counters import Counters
 from pearl.state.effects import Effects
-from pearl.state.ids import AttemptId, OpId, PromptId, Slot, TrajectoryId
+from pearl.state.ids import OpId, PromptId, Slot, TrajectoryId
 from pearl.state.lineage import Lineages
 from pearl.state.trajectory import FinishReason, Outcome, Turn
 from pearl.state.weights import Version
@@ -65,6 +65,7 @@ class Rollout:
         self._counters = counters
         self._effects = effects
         self._limit = config.rollout.max_in_flight or config.data.batch_size
+        self._attempts = Attempts(state.dispatch.attempts, state.trajectories, table, counters, effects)
         self.dispatcher = Dispatcher(state.dispatch, config.rollout, table, lineages, effects)
 
     # opening
@@ -214,54 +215,18 @@ class Rollout:
             self._counters.stale_events += 1
             return False
         ended = False
-        attempts, counters = self.state.dispatch.attempts, self._counters
         for delta in event.deltas:
             row.streamed_tokens += delta.count
-            trajectory_id = attempts.get(delta.attempt)
-            if trajectory_id is None:
-                counters.stale_events += 1
-                continue
-            trajectory = self.state.trajectories[trajectory_id]
-            self._count_prefill(trajectory, delta.prefilled_tokens)
-            trajectory.add_delta(delta, row.slot)
-            if row.slot != trajectory.slot:
-                self._prefill_ended(trajectory, row, delta.finish)
-                continue
-            if trajectory.evaluation is None:
-                counters.tokens_generated += delta.count
-            else:
-                counters.evaluation_tokens += delta.count
-            if delta.finish is not None:
+            trajectory = self._attempts.take(row, delta)
+            if trajectory is not None and delta.finish is not None:
                 ended = True
                 self._attempt_ended(trajectory, row, delta.finish, now)
         return ended
 
-    def _count_prefill(self, trajectory: Trajectory, tokens: int) -> None:
-        turn = trajectory.turns[-1]
-        first_time = max(0, min(tokens, turn.new_prompt_tokens - turn.prefilled_tokens))
-        self._counters.prefilled_tokens += tokens
-        self._counters.reprefilled_tokens += tokens - first_time
-
-    def _prefill_ended(self, trajectory: Trajectory, row: WorkerRow, finish: FinishReason | None) -> None:
-        """The prefill half is done; when it failed, the decode half waits in vain and is told so."""
-        if trajectory.prefill_slot != row.slot:
-            return  # what came after its end
-        self._release_prefill(trajectory)
-        if finish is not None:
-            row.errors += finish == "error"
-            trajectory.errors += finish == "error"
-            trajectory.home = None
-            self._abort(trajectory)
-
-    def _release_prefill(self, trajectory: Trajectory) -> None:
-        if trajectory.prefill_slot is not None:
-            self._table.rows[trajectory.prefill_slot].running -= 1
-            trajectory.prefill_slot = None
-
     def _attempt_ended(
         self, trajectory: Trajectory, row: WorkerRow, finish: FinishReason, now: float
     ) -> None:
-        self._release_attempt(trajectory, row, now)
+        self._attempts.release(trajectory, row, now)
         trajectory.cached_tokens = trajectory.tokens
         if finish == "error":
             row.errors += 1
@@ -293,30 +258,10 @@ class Rollout:
         else:
             self.dispatcher.push(trajectory, now)
 
-    def _release_attempt(self, trajectory: Trajectory, row: WorkerRow, now: float) -> None:
-        attempt, trajectory.attempt = trajectory.attempt, AttemptId(0)
-        del self.state.dispatch.attempts[attempt]
-        trajectory.spent_s += now - trajectory.since_s
-        trajectory.generate_s += now - trajectory.since_s
-        row.running -= 1
-        row.reserved_tokens -= trajectory.reserved_tokens
-        if trajectory.prefill_slot is not None:  # it did not come to its end: it must not go on for nothing
-            prefill = self._table.rows[trajectory.prefill_slot]
-            self._effects.emit(Abort(attempt, prefill.slot, prefill.incarnation))
-            self._release_prefill(trajectory)
-
     def on_worker_lost(self, slot: Slot, now: float) -> None:
         """Its attempts go on elsewhere from the tokens they have streamed."""
         row = self._table.rows[slot]
-        generating = [t for t in self.state.trajectories.values() if t.phase == "generating"]
-        for trajectory in [t for t in generating if t.prefill_slot == slot]:
-            self._release_prefill(trajectory)
-            trajectory.home = None
-            self._abort(trajectory)
-        lost = [t for t in generating if t.slot == slot]
-        for trajectory in lost:
-            self._release_attempt(trajectory, row, now)
-            trajectory.home = None
+        for trajectory in self._attempts.lose(row, now):
             if trajectory.restart:
                 self.restart(trajectory)
             elif trajectory.expired:
@@ -329,11 +274,7 @@ class Rollout:
         for identity in self.dispatcher.expired(now):
             trajectory = self.state.trajectories[identity]
             trajectory.expired = True
-            self._abort(trajectory)
-
-    def _abort(self, trajectory: Trajectory) -> None:
-        row = self._table.rows[trajectory.slot]
-        self._effects.emit(Abort(trajectory.attempt, row.slot, row.incarnation))
+            self._attempts.abort(trajectory)
 
     def resume(self) -> None:
         """After a crash no environment lives and no op will answer. What was stored but never journalled is cut
@@ -376,7 +317,7 @@ class Rollout:
             return
         trajectory.restart = reason
         if trajectory.phase == "generating":
-            self._abort(trajectory)
+            self._attempts.abort(trajectory)
 
     def restart_mixed(self, version: Version) -> None:
         """With partial rollout off, no trajectory goes on under other weights than it began with."""
@@ -432,8 +373,8 @@ class Rollout:
     def drop(self, trajectory: Trajectory, reason: str, now: float) -> None:
         """Take a trajectory in flight out of the run; late answers to it are stale."""
         if trajectory.attempt:
-            self._abort(trajectory)
-            self._release_attempt(trajectory, self._table.rows[trajectory.slot], now)
+            self._attempts.abort(trajectory)
+            self._attempts.release(trajectory, self._table.rows[trajectory.slot], now)
         if trajectory.op:
             del self.state.ops[trajectory.op]
         if trajectory.phase != "finished":
