@@ -62,7 +62,7 @@ class Coordinator:
         """When a Tick is due; None = only when something else happens."""
         if self.finished:
             return None
-        times = (self._rollout.dispatcher.next_deadline(), self._elastic.next_wakeup(self._now))
+        times = (self._rollout.dispatcher.next_deadline(), self._elastic.next_wakeup())
         return min((time for time in times if time is not None), default=None)
 
     def handle(self, event: AnyEvent, now: float) -> list[AnyCommand]:
@@ -100,9 +100,9 @@ class Coordinator:
             case events.GpusArrived():
                 self._elastic.on_arrived(event, now)
             case events.GpusReclaimed():
-                self._elastic.rebuilder.on_reclaimed(event.gpus, event.grace_s, event.reason, now)
+                self._elastic.on_reclaimed(event, now)
             case events.HostLost():
-                self._elastic.rebuilder.on_host_lost(event.host, event.reason, now)
+                self._elastic.on_host_lost(event, now)
             case events.TrainingOffloaded():
                 return self._counted(self._elastic.toggle.on_offloaded(event, now))
             case events.TrainingRestored():
@@ -115,6 +115,7 @@ class Coordinator:
                 self._on_trainer_lost(event, now)
             case events.Tick():
                 self._rollout.on_tick(now)
+                self._elastic.unsettle()
             case events.Started():
                 self._on_started(event, now)
             case events.Resumed():

@@ -59,6 +59,10 @@ class ElasticScheduler:
         effects: Effects,
     ) -> None:
         self._state = state
+        self._settled: tuple[object, ...] | None = (
+            None  # what the newest full look saw; not remembered over a restart
+        )
+        self._wakeup: float | None = None
         self._config = config
         self._table = table
         self._leases = leases = state.leases
@@ -87,6 +91,7 @@ class ElasticScheduler:
     # the run's lives
 
     def start(self, now: float) -> None:
+        self.unsettle()
         for row in self._table.rows.values():
             if row.zone == "dedicated" and self._zone(row) == "dedicated":
                 self.lives.start(row, now)
@@ -110,11 +115,20 @@ class ElasticScheduler:
     # what happens
 
     def on_arrived(self, event: events.GpusArrived, now: float) -> None:
+        self.unsettle()
         if self._config.elastic.inter:
             self.rebuilder.on_arrived(event.gpus, now)
             return
         text = f"{len(event.gpus)} GPU(s) arrived and are not used: elastic.inter = false"
         self._effects.report("note", now, text=text)
+
+    def on_reclaimed(self, event: events.GpusReclaimed, now: float) -> None:
+        self.unsettle()
+        self.rebuilder.on_reclaimed(event.gpus, event.grace_s, event.reason, now)
+
+    def on_host_lost(self, event: events.HostLost, now: float) -> None:
+        self.unsettle()
+        self.rebuilder.on_host_lost(event.host, event.reason, now)
 
     def on_lost(self, row: WorkerRow, reason: str, now: float) -> str:
         """A worker is gone, its attempts have been taken over. Returns why the run cannot go on ("" = it can)."""
@@ -171,6 +185,35 @@ class ElasticScheduler:
     # going on
 
     def advance(self, demand: Demand, published: Target | None, now: float) -> None:
+        """Do what can be done now. Nearly all events are about trajectories and change nothing here: a full look is
+        taken only when something it depends on has changed, or while a worker waits for its attempts to end."""
+        key = self._key(demand, published)
+        if key == self._settled:
+            return
+        self._look(demand, published, now)
+        self._wakeup = self.rebuilder.next_wakeup(now)
+        waits = any(map(_waits_for_attempts, self._table.rows.values()))
+        # What this look has moved may let the next one move more.
+        self._settled = key if key == self._key(demand, published) and not waits else None
+
+    def unsettle(self) -> None:
+        """Something has happened that the next ``advance`` must look at: GPUs, time, a life of the run."""
+        self._settled = None
+
+    def _key(self, demand: Demand, published: Target | None) -> tuple[object, ...]:
+        trainer = self._trainer
+        return (
+            demand.training_waits,
+            demand.remaining > 0,
+            None if published is None else published.version,
+            trainer.status,
+            trainer.step,
+            self._state.toggle.phase,
+            self._table.num_moves,
+            self._counters.failed_attempts,
+        )
+
+    def _look(self, demand: Demand, published: Target | None, now: float) -> None:
         version = None if published is None else published.version
         self.lives.stop_broken(now)
         self.rebuilder.advance(version, now)
@@ -282,8 +325,8 @@ class ElasticScheduler:
                 return row
         return self._table.add(gpus)
 
-    def next_wakeup(self, now: float) -> float | None:
-        return self.rebuilder.next_wakeup(now)
+    def next_wakeup(self) -> float | None:
+        return self._wakeup
 
     def check(self) -> None:
         """Every running worker holds its GPUs, and nobody else does."""
@@ -298,3 +341,8 @@ class ElasticScheduler:
                 assert gpu.present, gpu
             else:
                 assert gpu.holder is None or gpu.zone == "training", gpu
+
+
+def _waits_for_attempts(row: WorkerRow) -> bool:
+    is_turning = row.condition == "proven" and row.role != row.wanted_role
+    return row.condition in ("leaving", "switching") or is_turning

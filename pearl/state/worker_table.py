@@ -86,6 +86,7 @@ class WorkerRow(msgspec.Struct):
 
 class WorkerTable(msgspec.Struct):
     rows: dict[Slot, WorkerRow] = msgspec.field(default_factory=dict)
+    num_moves: int = 0  # so that whoever looks at all rows can tell that nothing has moved
 
     def add(self, gpus: tuple[GpuId, ...], zone: Zone = "dedicated") -> WorkerRow:
         """A new slot, with the lowest number never used."""
@@ -105,6 +106,7 @@ class WorkerTable(msgspec.Struct):
             f"slot {row.slot}: {row.condition} -> {to} is not a legal move"
         )
         row.condition = to
+        self.num_moves += 1
 
     def serving(self) -> list[WorkerRow]:
         return [row for row in self.rows.values() if row.condition == "serving"]
