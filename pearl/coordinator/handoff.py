@@ -6,7 +6,7 @@ the answer.
 
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -18,7 +18,7 @@ from pearl.state.config import Config
 from pearl.state.ids import Incarnation, Slot
 from pearl.state.messages import rollout as messages
 from pearl.state.plan import Role
-from pearl.state.weights import Snapshot
+from pearl.state.weights import Snapshot, SupersededVersionError
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +26,13 @@ Spawn = Callable[[str, Coroutine[Any, Any, None]], object]
 Condemn = Callable[[Slot, Incarnation, str], None]
 WeightsCommand = commands.UpdateWeights | commands.ActivateWorker
 Proof = messages.UpdateWeightsReply | messages.ActivateReply
+
+
+class Failure(NamedTuple):
+    """Why there is no proof."""
+
+    reason: str
+    superseded: bool = False
 
 
 class Handoff:
@@ -54,10 +61,12 @@ class Handoff:
             return
         began = self._hub.clock.now()
         outcome = await self._ask_proof(command, snapshot)
-        if isinstance(outcome, str):
+        if isinstance(outcome, Failure):
             name = f"{type(command).__name__} of {peer_name(slot, incarnation)}"
-            log.warning("%s to %s failed: %s", name, command.version, outcome)
-            await self._inbox.put(events.WeightsFailed(op, slot, incarnation, outcome))
+            log.warning("%s to %s failed: %s", name, command.version, outcome.reason)
+            await self._inbox.put(
+                events.WeightsFailed(op, slot, incarnation, outcome.reason, outcome.superseded)
+            )
             return
         seconds = self._hub.clock.now() - began
         proven = events.WeightsProven(
@@ -65,7 +74,7 @@ class Handoff:
         )
         await self._inbox.put(proven)
 
-    async def _ask_proof(self, command: WeightsCommand, snapshot: Snapshot) -> Proof | str:
+    async def _ask_proof(self, command: WeightsCommand, snapshot: Snapshot) -> Proof | Failure:
         """The proof, or why there is none."""
         limit_s, bucket_s = self._config.runtime.update_timeout_s, self._config.weights.bucket_deadline_s
         peer = peer_name(command.slot, command.incarnation)
@@ -82,11 +91,13 @@ class Handoff:
                     peer, activate, deadline_s=limit_s, reply_type=messages.ActivateReply
                 )
         except TimeoutError:
-            return f"no answer within runtime.update_timeout_s = {limit_s:g} s"
-        except (PeerGoneError, QueueFullError, RemoteError) as error:
-            return str(error)
+            return Failure(f"no answer within runtime.update_timeout_s = {limit_s:g} s")
+        except RemoteError as error:
+            return Failure(str(error), error.kind == SupersededVersionError.__name__)
+        except (PeerGoneError, QueueFullError) as error:
+            return Failure(str(error))
         if reply.version != snapshot.version:
-            return f"serves {reply.version}, asked for {snapshot.version}"
+            return Failure(f"serves {reply.version}, asked for {snapshot.version}")
         return reply
 
     # memory

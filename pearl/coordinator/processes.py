@@ -178,8 +178,13 @@ class Processes:
         return Loss(reason, value)
 
 
+def _is_heading(line: str) -> bool:
+    """Of a file's part of the log's end."""
+    return line.startswith("[") and line.endswith(".log]")
+
+
 def _with_last_line(reason: str, log_tail: str) -> str:
     """Usually the exception: what a person needs first. What a process merely said of its work explains nothing."""
     lines = [line.strip() for line in log_tail.splitlines() if any(map(str.isalpha, line))]
-    lines = [line for line in lines if " INFO " not in line]
+    lines = [line for line in lines if " INFO " not in line and not _is_heading(line)]
     return f"{reason}: {lines[-1][:300]}" if lines else reason

@@ -173,9 +173,12 @@ class WorkerLives:
         if row is None or row.condition not in ("updating", "activating"):
             return False
         row.op = OpId(0)
-        if row.condition == "activating" or (target is not None and row.target == target.version):
+        is_newest = target is not None and row.target == target.version
+        if row.condition == "updating" and event.superseded and is_newest:
+            return True  # nobody's fault, and not to be asked for again: it waits for the newer version
+        if row.condition == "activating" or is_newest:
             self._refuse(row, event.reason, now)
-        else:  # superseded, or its source died: not the worker's fault
+        else:  # overtaken by events, or its source died: not the worker's fault
             row.version = None
             self._move(row, "ready", now, event.reason)
         return True
@@ -221,6 +224,9 @@ class WorkerLives:
         if target is None:
             return
         for row in self._table.rows.values():
+            if row.condition == "updating" and not row.op and row.target != target.version:
+                self._table.move(row, "ready")  # what it waited for is out
+                row.target, row.version = None, None
             if row.condition in ("ready", "proven", "serving") and row.version != target.version:
                 self.update(row, target.version, now)
 

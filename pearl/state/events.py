@@ -73,6 +73,7 @@ class WeightsFailed(Event, frozen=True):
     slot: Slot
     incarnation: Incarnation
     reason: str
+    superseded: bool = False  # the source has a newer version, of which we will hear
 
 
 class RoleSet(Event, frozen=True):

@@ -16,6 +16,10 @@ class Version(msgspec.Struct, frozen=True, order=True, array_like=True):
         return f"{self.lineage}:{self.step}"
 
 
+class SupersededVersionError(ValueError):
+    """What was asked for cannot be had any more: its source has a newer version already. Crosses the wire by name."""
+
+
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
     """Where a tensor lies in the snapshot's byte image."""
 

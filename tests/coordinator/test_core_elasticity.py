@@ -274,6 +274,26 @@ def test_an_overlap_worker_that_dies_asleep_is_started_again_in_the_next_window(
     assert_clean(world)
 
 
+def test_ws_12_a_version_that_its_source_has_no_more_is_not_asked_for_again() -> None:
+    """A trainer has its next version before we hear of it: workers that come late must not be worn out meanwhile."""
+    world = make_world()
+    go_until(world, lambda: serving(world) == {0, 1})
+    go_until(world, lambda: rows(world)[0].condition == "updating")
+    row = rows(world)[0]
+    version = row.target
+    for _ in range(5):
+        late = events.WeightsFailed(row.op, row.slot, row.incarnation, "superseded", superseded=True)
+        world.feed(late)
+        assert (row.condition, row.op, row.target) == ("updating", 0, version)
+    go_until(world, lambda: row.condition == "serving")
+    assert row.version is not None
+    assert version is not None
+    assert row.version.step == version.step + 1
+    again = [c for c in of_kind(world, commands.UpdateWeights) if (c.slot, c.version) == (row.slot, version)]
+    assert len(again) == 1
+    assert assert_clean(world)["workers_lost"] == 0
+
+
 def test_an_overlap_worker_that_starts_slower_than_windows_last_is_waited_for_once() -> None:
     """Else every window would start and kill it for ever."""
     world = make_world(num_steps=24, borrow="always")

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from cluster import FakeRollout, FakeTraining, small_config
@@ -10,7 +11,8 @@ from stage import Stage, staged
 from pearl.state import commands, events
 from pearl.state.config import Config, RuntimeConfig
 from pearl.state.ids import AttemptId, Incarnation, OpId, Slot, TrajectoryId
-from pearl.state.weights import Version
+from pearl.state.messages.rollout import UpdateWeights
+from pearl.state.weights import SupersededVersionError, Version
 
 SLOT, LIFE = Slot(0), Incarnation(1)
 
@@ -113,6 +115,23 @@ async def test_an_activation_is_proven_with_its_parts_or_fails(tmp_path: Path) -
         assert (await stage.event(events.WeightsFailed)).reason == "0:9 is superseded, the newest is 0:0"
         stage.order(commands.ActivateWorker(stage.op(), Slot(5), LIFE, version))
         assert "rollout.5.1 is not connected" in (await stage.event(events.WeightsFailed)).reason
+
+
+async def test_ws_12_a_superseded_version_is_told_as_such(tmp_path: Path) -> None:
+    class Late(FakeRollout):
+        async def handle(self, message: Any) -> Any:
+            if isinstance(message, UpdateWeights):
+                raise SupersededVersionError(f"{message.snapshot.version} was superseded by 0:1")
+            return await super().handle(message)
+
+    async with staged(quick_config(), tmp_path) as stage:
+        stage.cluster.kinds["rollout"] = Late
+        ready = await stage.start_trainer()
+        await stage.start_worker(0, "local/0")
+        stage.order(commands.UpdateWeights(stage.op(), SLOT, LIFE, ready.version, "interrupt"))
+        failed = await stage.event(events.WeightsFailed)
+        assert failed.superseded
+        assert "superseded by 0:1" in failed.reason
 
 
 async def test_training_lends_its_devices_and_takes_them_back(tmp_path: Path) -> None:

@@ -30,8 +30,8 @@ from pearl.state.messages.rollout import (
     UpdateWeights,
     UpdateWeightsReply,
 )
-from pearl.state.weights import UpdateMode
-from pearl.workers.links.errors import TransferError
+from pearl.state.weights import SupersededVersionError, UpdateMode
+from pearl.workers.links.errors import SupersededError, TransferError
 from pearl.workers.residency.errors import ResidencyError
 from pearl.workers.rollout.changes import Changes, StoppedError
 from pearl.workers.rollout.protocol import Engine, MemoryTag, UnsupportedError
@@ -116,6 +116,8 @@ class RolloutService:
         try:
             async with self._changes.one("updating", self._config.runtime.update_timeout_s):
                 return await self._take(message)
+        except SupersededError as error:
+            raise SupersededVersionError(f"{self._name}: {error}") from error
         except FAILURES as error:
             raise ValueError(f"{self._name}: {version} was not taken: {error}") from error
 

@@ -248,8 +248,9 @@ async def test_a_snapshot_that_cannot_be_had_leaves_the_old_version_at_work() ->
         stale = coordinator.publish(2)
         coordinator.publish(3)
         coordinator.publish(4)
-        with pytest.raises(RemoteError, match=PEER):
+        with pytest.raises(RemoteError, match=PEER) as refusal:
             await coordinator.update(stale)
+        assert refusal.value.kind == "SupersededVersionError"
         answer = (await coordinator.finished(1))[1]
         assert (len(answer.ids), answer.finish) == (200, "length")
         assert {run.version for run in answer.runs} == {Version(0, 1)}
