@@ -96,7 +96,9 @@ class RoleManager:
 
     def _ask(self, num_workers: int, steps_left: int, now: float) -> Decision:
         config = self._config.elastic
-        cost = SwitchCost(self._state.switch_s or 0.0, max(1.0, float(steps_left)))
+        # Where training GPUs come and go with every step, a switch has to pay for itself within one.
+        lasts = 1.0 if config.borrow != "never" else max(1.0, float(steps_left))
+        cost = SwitchCost(self._state.switch_s or 0.0, lasts)
         current = self.allocation()
         decision = decide(self._tracker.profile(), num_workers, current, config, cost)
         best = sorted(decision.candidates, key=lambda candidate: candidate.seconds)[:SHOWN_CANDIDATES]
