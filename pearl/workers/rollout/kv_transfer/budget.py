@@ -1,8 +1,12 @@
-"""Bounds the bytes staged for or from one peer, so that a slow one costs itself memory and time, nobody else."""
+"""Bytes on their way in host memory: bounded for each peer, so that a slow one costs itself time, nobody else."""
 
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+import numpy as np
+
+from pearl.workers.rollout.kv_transfer.pages import Block
 
 
 class ByteBudget:
@@ -50,3 +54,29 @@ class Budgets:
             budget, num_users = self._budgets.pop(peer)
             if num_users > 1:
                 self._budgets[peer] = budget, num_users - 1
+
+
+class SpareBlocks:
+    """Memory of blocks that have landed, for those to come: untouched memory costs more than the copy into it."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._spare: list[Block] = []
+        self._held = 0  # bytes
+
+    def take(self, num_bytes: int) -> Block:
+        for index, block in enumerate(self._spare):
+            if num_bytes <= block.nbytes <= 2 * num_bytes:
+                self._held -= block.nbytes
+                return self._spare.pop(index)[:num_bytes]
+        return np.empty(num_bytes, np.uint8)
+
+    def give(self, block: Block) -> None:
+        whole = block if block.base is None else block.base
+        if isinstance(whole, np.ndarray) and self._held + whole.nbytes <= self._limit:
+            self._held += whole.nbytes
+            self._spare.append(whole)
+
+    def clear(self) -> None:
+        self._spare.clear()
+        self._held = 0

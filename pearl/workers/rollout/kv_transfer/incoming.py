@@ -6,10 +6,9 @@ Nothing is written to a page before its bytes are verified and the engine itself
 import asyncio
 from collections import deque
 
-import numpy as np
 import xxhash
 
-from pearl.workers.rollout.kv_transfer.budget import Budgets, ByteBudget
+from pearl.workers.rollout.kv_transfer.budget import Budgets, ByteBudget, SpareBlocks
 from pearl.workers.rollout.kv_transfer.connection import Connection
 from pearl.workers.rollout.kv_transfer.conversation import Movement, answer_of, converse
 from pearl.workers.rollout.kv_transfer.errors import KvTransferError
@@ -19,11 +18,14 @@ from pearl.workers.rollout.kv_transfer.pages import Block, Ended, Expect, Grante
 
 
 class Incoming:
-    def __init__(self, expect: Expect, pages: Pages, budgets: Budgets, limits: KvLimits) -> None:
+    def __init__(
+        self, expect: Expect, pages: Pages, budgets: Budgets, spare: SpareBlocks, limits: KvLimits
+    ) -> None:
         self.attempt = expect.attempt
         self._sender = expect.sender
         self._pages = pages
         self._budgets = budgets
+        self._spare = spare
         self._limits = limits
         self._arrival: asyncio.Future[Connection | None] = asyncio.get_running_loop().create_future()
         self._offer: Offer | None = None
@@ -73,8 +75,12 @@ class Incoming:
                 last = error or self._ended
                 await connection.farewell(Failed(last) if last else None, self._limits.farewell_s)
         finally:
-            if self._arrival.done() and not self._arrival.cancelled():
-                connection = self._arrival.result()  # it may have come in the moment of a timeout
+            self.close()
+
+    def close(self) -> None:
+        """Let go of the connection, also of one that came in the moment of a timeout."""
+        if self._arrival.done() and not self._arrival.cancelled():
+            connection = self._arrival.result()
             if connection is not None:
                 connection.close()
 
@@ -132,7 +138,7 @@ class Incoming:
         self._check(chunk)
         await budget.acquire(chunk.num_bytes)
         self._held += chunk.num_bytes
-        block = np.empty(chunk.num_bytes, np.uint8)
+        block = self._spare.take(chunk.num_bytes)
         await connection.fill(block, self._limits.chunk_s)
         if xxhash.xxh3_128_digest(block.data) != chunk.digest:
             raise KvTransferError(f"{chunk.count} tokens from {chunk.start} arrived corrupt, by their digest")
@@ -158,5 +164,6 @@ class Incoming:
             chunk, block = await self._blocks.get()
             landing = self._pages.land(self.attempt, chunk.version, chunk.start, chunk.count, block)
             await answer_of(landing, self._limits.engine_s)
+            self._spare.give(block)
             self._held -= chunk.num_bytes
             budget.release(chunk.num_bytes)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class KvLimits:
     connect_s: float = 3.0
-    contact_s: float = 3.0
-    """The prefill half has reached the decode worker and both halves are there; they are sent at the same time."""
-    silence_s: float = 4.0
-    """A peer that said nothing for longer is gone: both sides speak at least every ``ping_s`` once they have met, for
-    which the prefill half waits: longer than ``contact_s``."""
-    ping_s: float = 0.5
+    contact_s: float = 10.0
+    """The prefill half has reached the decode worker and both halves are there. They are sent at the same time; a
+    death in between is noticed by the coordinator sooner, so this is for what nobody else sees."""
+    silence_s: float = 5.0
+    """A peer that was met and has said nothing for longer is gone: both sides speak at least every ``ping_s``."""
+    ping_s: float = 1.0
     chunk_s: float = 4.0
     """One chunk from its first byte to its last."""
     wait_s: float = 120.0
@@ -20,7 +20,7 @@ class KvLimits:
     """The worker's own engine has answered; it does so between two passes."""
     farewell_s: float = 1.0
     """Last words are out and heard."""
-    chunk_bytes: int = 4 << 20
+    chunk_bytes: int = 8 << 20
     """At most so much in one chunk, unless one token alone is larger."""
     window_bytes: int = 32 << 20
     """Staged in host memory at once for or from one peer."""

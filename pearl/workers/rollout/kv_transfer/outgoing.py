@@ -22,6 +22,7 @@ class Outgoing:
         self._pages = pages
         self._budgets = budgets
         self._limits = limits
+        self._connection: Connection | None = None
         self._ready: Ready | None = None
         self._ended: str | None = None
         self._next: int | None = None  # token to be read; None until the decode side has pages
@@ -42,22 +43,25 @@ class Outgoing:
 
     async def run(self) -> None:
         """Its outcome is told to the engine, unless the engine itself ended it."""
-        connection: Connection | None = None
         error = ""
         try:
             try:
                 address = parse(self._address)
-                connection = await Connection.open(address.host, address.port, self._limits.connect_s)
-                await self._talk(connection, Hello(address.token, self.attempt, self._sender))
+                self._connection = await Connection.open(address.host, address.port, self._limits.connect_s)
+                hello = Hello(address.token, self.attempt, self._sender)
+                await self._talk(self._connection, hello)
             except KvTransferError as failure:
                 error = str(failure)
             await self._report(error)
-            if connection is not None:
+            if self._connection is not None:
                 last = error or self._ended
-                await connection.farewell(Failed(last) if last else None, self._limits.farewell_s)
+                await self._connection.farewell(Failed(last) if last else None, self._limits.farewell_s)
         finally:
-            if connection is not None:
-                connection.close()
+            self.close()
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
 
     async def _report(self, error: str) -> None:
         if self._ended is None:
@@ -90,8 +94,11 @@ class Outgoing:
                 await connection.say(Ping(), limits.silence_s)
 
     async def _hear(self, connection: Connection) -> None:
+        limit_s = self._limits.contact_s + self._limits.silence_s  # until the other half is met
         while not self._is_done:
-            match await connection.hear(self._limits.silence_s):
+            frame = await connection.hear(limit_s)
+            limit_s = self._limits.silence_s
+            match frame:
                 case Grant(start):
                     self._take_grant(start)
                 case Done():
@@ -100,7 +107,7 @@ class Outgoing:
                     raise KvTransferError(f"the decode worker says: {reason}")
                 case Ping():
                     pass
-                case frame:
+                case _:
                     raise KvTransferError(f"{type(frame).__name__} from the decode side")
 
     def _take_grant(self, start: int) -> None:
@@ -121,15 +128,16 @@ class Outgoing:
         """Read ahead of what is being sent, as far as the budget goes."""
         while True:
             ready, start = self._ready, self._next
-            if ready is None or start is None or start >= ready.tokens:
+            if ready is None or start is None or start >= ready.sendable:
                 await self._readable.wait(self._limits.wait_s)
                 continue
             if not await self._read(ready, start, budget):
                 return
 
     async def _read(self, ready: Ready, start: int, budget: ByteBudget) -> bool:
-        width = ready.layout.bytes_per_token
-        count = min(max(1, self._limits.chunk_bytes // width), ready.tokens - start)
+        width, page = ready.layout.bytes_per_token, ready.page_tokens
+        most = max(1, self._limits.chunk_bytes // width)
+        count = min(most // page * page or most, ready.sendable - start)
         await budget.acquire(count * width)
         self._held += count * width
         block = await answer_of(self._pages.read(self.attempt, start, count), self._limits.engine_s)

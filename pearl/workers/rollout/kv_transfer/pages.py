@@ -26,13 +26,21 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The prefill half's first ``tokens`` tokens, of ``total``, can be read."""
+    """The prefill half's first ``tokens`` tokens, of ``total``, can be read; best in whole pages."""
 
     attempt: int
     tokens: int
     total: int
     version: Version
     layout: KvLayout
+    page_tokens: int = 1
+
+    @property
+    def sendable(self) -> int:
+        """Tokens from the front that are worth a chunk: whole pages, until all is ready."""
+        return (
+            self.tokens if self.tokens == self.total else self.tokens // self.page_tokens * self.page_tokens
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, assert_never
 
 from pearl.workers.rollout.kv_transfer.address import KvAddress
-from pearl.workers.rollout.kv_transfer.budget import Budgets
+from pearl.workers.rollout.kv_transfer.budget import Budgets, SpareBlocks
 from pearl.workers.rollout.kv_transfer.connection import Connection
 from pearl.workers.rollout.kv_transfer.errors import KvTransferError
 from pearl.workers.rollout.kv_transfer.frames import Failed, Hello
@@ -96,20 +96,25 @@ class KvTransport:
         self._stop = asyncio.Event()
         self._outgoing_budgets = Budgets(self.limits.window_bytes)
         self._incoming_budgets = Budgets(self.limits.window_bytes)
+        self._spare = SpareBlocks(self.limits.window_bytes)
         self._tasks: set[asyncio.Task[None]] = set()
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
-                self._begin("accept", self._accept())
                 self._loop = asyncio.get_running_loop()
+                self._listen()
                 self._serving.set()
                 await self._stop.wait()
                 for task in self._tasks:
                     task.cancel()
         finally:
+            asyncio.get_running_loop().remove_reader(self._listener)
             self._listener.close()
-            for connection in self._strangers:  # accepted in the last moment
+            # Accepted in the last moment: a task that is cancelled before its first step closes nothing.
+            for connection in self._strangers:
                 connection.close()
+            for conversation in self._conversations.values():
+                conversation.close()
 
     def _begin(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         task = self._group.create_task(work, name=name)
@@ -123,7 +128,8 @@ class KvTransport:
                     pages, budgets = self._pages, self._outgoing_budgets
                     self._add(Outgoing(notice, self._name, pages, budgets, self.limits))
                 case Expect():
-                    incoming = Incoming(notice, self._pages, self._incoming_budgets, self.limits)
+                    budgets, spare = self._incoming_budgets, self._spare
+                    incoming = Incoming(notice, self._pages, budgets, spare, self.limits)
                     self._add(incoming)
                     if (wanted := self._wanted.pop(notice.attempt, None)) is not None:
                         wanted.set_result(incoming)
@@ -156,22 +162,31 @@ class KvTransport:
         finally:
             if self._conversations.get(conversation.attempt) is conversation:
                 del self._conversations[conversation.attempt]
+            if not self._conversations:
+                self._spare.clear()
 
-    async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                accepted, _ = await loop.sock_accept(self._listener)
-            except OSError as error:  # of that connection, or no descriptor is left for now
-                log.warning("a connection could not be accepted: %s", error)
-                await asyncio.sleep(self.limits.ping_s)
-                continue
-            connection = Connection(accepted)
-            if len(self._strangers) >= self.limits.max_strangers:
-                connection.close()
-            else:
-                self._strangers.add(connection)
-                self._begin("stranger", self._introduce(connection))
+    def _listen(self) -> None:
+        if not self._stop.is_set():
+            asyncio.get_running_loop().add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        """Not awaited: a cancelled accept would lose the connection it was about to return."""
+        try:
+            accepted, _ = self._listener.accept()
+        except BlockingIOError:  # it has gone again
+            return
+        except OSError as error:  # of that connection, or no descriptor is left for now
+            log.warning("a connection could not be accepted: %s", error)
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._listener)
+            loop.call_later(self.limits.ping_s, self._listen)
+            return
+        connection = Connection(accepted)
+        if len(self._strangers) >= self.limits.max_strangers or self._stop.is_set():
+            connection.close()
+        else:
+            self._strangers.add(connection)
+            self._begin("stranger", self._introduce(connection))
 
     async def _introduce(self, connection: Connection) -> None:
         """Until the connection is in the hands of the decode half that waits for it."""

@@ -81,7 +81,8 @@ class Halves:
                 request.told = request.computed
                 total = request.num_tokens - 1
                 layout = layout_of(self._store)
-                self.notices.append(Ready(request.attempt, request.computed, total, version, layout))
+                page = self._scheduler.page_tokens
+                self.notices.append(Ready(request.attempt, request.computed, total, version, layout, page))
 
     def problem_with(self, request: Request, offer: Offer, version: Version | None) -> str:
         """Why the offer cannot be taken; "" = it can."""

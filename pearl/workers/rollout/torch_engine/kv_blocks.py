@@ -14,6 +14,8 @@ from pearl.workers.rollout.kv_transfer.frames import KvLayout, Layer
 from pearl.workers.rollout.kv_transfer.pages import Block
 from pearl.workers.rollout.torch_engine.attention import KvStore
 
+Slots = npt.NDArray[np.int64]
+
 
 def layout_of(store: KvStore) -> KvLayout:
     """Without layers as long as nothing was ever stored."""
@@ -28,27 +30,45 @@ def layout_of(store: KvStore) -> KvLayout:
 
 
 @torch.inference_mode()
-def read_block(store: KvStore, slots: npt.NDArray[np.int64]) -> Block:
+def read_block(store: KvStore, slots: Slots) -> Block:
     """A copy of the KV in these token places."""
-    layout = layout_of(store)
+    layout, pages = layout_of(store), _pages(slots, store.page_tokens)
     block = np.empty(len(slots) * layout.bytes_per_token, np.uint8)
-    for layer, keys_KTD, values_KTD in _views(block, layout, len(slots)):
-        for stored, target in zip(store.layers[layer], (keys_KTD, values_KTD), strict=True):
-            places = torch.from_numpy(slots).to(stored.device)
-            if stored.is_cuda:
-                target.copy_(stored.flatten(1, 2).index_select(1, places))
+    for layer, *targets in _views(block, layout, len(slots)):
+        for stored, target_KTD in zip(store.layers[layer], targets, strict=True):
+            if stored.device.type != "cpu":
+                places = torch.from_numpy(slots).to(stored.device)
+                target_KTD.copy_(stored.flatten(1, 2).index_select(1, places))
+            elif pages is None:
+                torch.index_select(stored.flatten(1, 2), 1, torch.from_numpy(slots), out=target_KTD)
             else:
-                torch.index_select(stored.flatten(1, 2), 1, places, out=target)
+                target = target_KTD.view(len(stored), len(pages), *stored.shape[2:])
+                np.take(_bytes(stored), pages, axis=1, out=_bytes(target), mode="clip")
     return block
 
 
 @torch.inference_mode()
-def write_block(
-    store: KvStore, slots: npt.NDArray[np.int64], block: Block, layout: KvLayout, device: torch.device
-) -> None:
+def write_block(store: KvStore, slots: Slots, block: Block, layout: KvLayout, device: torch.device) -> None:
+    pages = _pages(slots, store.page_tokens)
     places = torch.from_numpy(slots).to(device)
     for layer, keys_KTD, values_KTD in _views(block, layout, len(slots)):
-        store.write(layer, places, keys_KTD.to(device), values_KTD.to(device))
+        if pages is None or device.type != "cpu" or layer not in store.layers:
+            store.write(layer, places, keys_KTD.to(device), values_KTD.to(device))
+            continue
+        for stored, source_KTD in zip(store.layers[layer], (keys_KTD, values_KTD), strict=True):
+            source = source_KTD.view(len(stored), len(pages), *stored.shape[2:])
+            _bytes(stored)[:, pages] = _bytes(source)
+
+
+def _pages(slots: Slots, page_tokens: int) -> Slots | None:
+    """The pages whose places these are, when they are whole: copied as such, several times as fast on a CPU."""
+    if slots[0] % page_tokens or len(slots) % page_tokens:
+        return None
+    return slots[::page_tokens] // page_tokens
+
+
+def _bytes(tensor: torch.Tensor) -> Block:
+    return tensor.view(torch.uint8).numpy()
 
 
 def _views(
