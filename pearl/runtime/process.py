@@ -90,7 +90,8 @@ class ProcessGroup:
             return self._exit
 
     async def stop(self, grace_s: float, reason: str = "stopped as asked") -> int:
-        """SIGTERM to all members, SIGKILL to those still there after ``grace_s`` (0 = at once).
+        """SIGTERM to all members, SIGKILL to those still there after ``grace_s`` (0 = at once) and to a launcher
+        whose ranks are gone: torchrun takes seconds to end, in which it has nothing to put in order for us.
 
         Ranks under torchrun may see SIGTERM twice, since torchrun forwards its own. Returns how many were killed.
         """
@@ -103,9 +104,15 @@ class ProcessGroup:
             return await members.kill_marked(self.run_id, self.spec.group)
 
     async def _terminate(self, grace_s: float) -> None:
-        with members.open_pidfds(members.find_marked(self.run_id, self.spec.group)) as fds:
-            members.send(fds, signal.SIGTERM)
-            members.send(fds, signal.SIGCONT)  # a stopped process sees SIGTERM only when it runs again
+        found = members.find_marked(self.run_id, self.spec.group)
+        launcher = self.pid if self.spec.num_processes else None
+        with (
+            members.open_pidfds(pid for pid in found if pid != launcher) as fds,
+            members.open_pidfds(pid for pid in found if pid == launcher) as launchers,
+        ):
+            for receivers in (fds, launchers):
+                members.send(receivers, signal.SIGTERM)
+                members.send(receivers, signal.SIGCONT)  # who is stopped sees SIGTERM only when it runs again
             await wait_gone(fds, grace_s)
 
 
@@ -163,8 +170,11 @@ def _open_log(path: Path) -> BinaryIO:
 
 def _tail(path: Path, limit_bytes: int) -> str:
     with open(path, "rb") as file:
-        file.seek(max(0, path.stat().st_size - limit_bytes))
-        return file.read(limit_bytes).decode(errors="replace").strip()
+        skipped = max(0, path.stat().st_size - limit_bytes)
+        file.seek(skipped)
+        tail = file.read(limit_bytes).decode(errors="replace").strip()
+    # Part of a line would be taken for one.
+    return tail.partition("\n")[2] or tail if skipped else tail
 
 
 def _describe(code: int) -> str:

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from uuid import uuid4
 
@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from member_watch import LIMIT_S, Members, watch_members
 
-from pearl.runtime import counter, members, process
+from pearl.runtime import counter, gone, members, process
 from pearl.runtime.process import ProcessGroup
 from pearl.state.messages.control import StartGroup
 
@@ -162,9 +162,14 @@ async def test_groups_with_unusable_names_or_sizes_are_refused(watch: Members, t
         ProcessGroup(watch.spec("sleep", tmp_path, num_processes=-1), "run")
 
 
+def _pid_of(pidfd: int) -> int:
+    lines = Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pid:"))
+
+
 @pytest.mark.timeout(180)  # torchrun imports torch: seconds on a busy machine
 async def test_nw_01_two_torchrun_groups_start_at_once_and_end_alone(
-    watch: Members, run_id: str, tmp_path: Path
+    watch: Members, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with watch_members() as others:
         groups = [
@@ -181,7 +186,15 @@ async def test_nw_01_two_torchrun_groups_start_at_once_and_end_alone(
         os.kill(launcher, signal.SIGKILL)
         await watch.ended("rank0", "rank1")
         assert others.living() == {"rank0", "rank1"}
+        awaited: list[int] = []
+
+        async def wait_gone(fds: Sequence[int], limit_s: float) -> bool:
+            awaited.extend(_pid_of(fd) for fd in fds)
+            return await gone.wait_gone(fds, limit_s)
+
+        monkeypatch.setattr(process, "wait_gone", wait_gone)
         await groups[1].stop(LIMIT_S)
+        assert groups[1].pid not in awaited, "a launcher has nothing to finish"
         await others.ended("rank0", "rank1")
         for group in groups:
             await ending(group)
