@@ -121,7 +121,8 @@ class Stage:
         self.wait_for("the first step", lambda: self.run.steps())
         for name in FAR_HOSTS:
             self.say(self.actions.join(name))
-        self.wait_for("their arrival", lambda: len(self.run.metrics("gpus")) >= len(FAR_HOSTS))
+        hosts = self.actions.hosts.values()
+        self.wait_for("the hosts to have joined", lambda: all(host.has_joined for host in hosts))
         self.say("both far hosts have joined")
 
     def act(self, draw: Draw) -> None:
@@ -149,6 +150,8 @@ class Stage:
         self.actions.calm()
         for told in self.actions.due(everything=True):
             self.say(told)
+        hosts = self.actions.hosts.values()
+        self.wait_for("the hosts to have joined", lambda: all(host.has_joined for host in hosts))
         self.pass_steps(1)
         whole = f"workers {SETTINGS['rollout.num_workers']}/{SETTINGS['rollout.num_workers']}"
         self.wait_for("all workers to serve again", lambda: whole in self.run.text().splitlines()[-1])
@@ -266,6 +269,12 @@ PLANNED = (
 )
 
 
+def hurt_by_faults(run: LiveRun) -> set[str]:
+    """Peers whose frames were touched, as the coordinator itself has told."""
+    told = [line for line in run.text().splitlines() if line.startswith("fault: ")]
+    return {line.rpartition(" ")[2] for line in told}
+
+
 def report(stage: Stage, failures: dict[str, list[str]]) -> bool:
     print("\nactions")
     for kind, count in sorted(stage.tally.items()):
@@ -275,7 +284,7 @@ def report(stage: Stage, failures: dict[str, list[str]]) -> bool:
         print("counters")
         for name in COUNTERS:
             print(f"  {summary[name]!s:>12}  {name}")
-    others = collateral(stage.run, stage.actions.hurt)
+    others = collateral(stage.run, stage.actions.hurt | hurt_by_faults(stage.run))
     print(f"lives that ended though no action met them: {len(others)}")
     for text in others:
         print(f"  {text}")

@@ -18,10 +18,10 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from pearl.cli import main  # noqa: E402
-from pearl.coordinator import session  # noqa: E402
-from pearl.coordinator.local_agent import AGENT_NAME  # noqa: E402
-from pearl.runtime.hub import Hub  # noqa: E402
+from pearl.cli import main
+from pearl.coordinator import session
+from pearl.coordinator.local_agent import AGENT_NAME
+from pearl.runtime.hub import Hub
 
 STDIN = 0
 PIECE_BYTES = 1 << 16

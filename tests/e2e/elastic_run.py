@@ -54,9 +54,16 @@ class Workers:
         what = f"slot {slot} in life {incarnation} to be {event}"
         self._run.wait_for(what, lambda: event in self.told(slot, incarnation))
 
-    def place(self, slot: int, incarnation: int) -> Place:
-        """Raises when that life is over."""
-        (process,) = self._run.ranks(f"rollout.{slot}.{incarnation}")
+    def has_served_again(self, slot: int) -> bool:
+        """In a life after its first; one that is cut short may come between."""
+        lines = self._run.metrics("worker")
+        return any(
+            line["slot"] == slot and line["incarnation"] > 1 and line["event"] == "serving" for line in lines
+        )
+
+    def place(self, slot: int) -> Place:
+        """Of its present life; raises when it has none."""
+        (process,) = self._run.ranks(f"rollout.{slot}.")
         links = process.net_connections(kind="tcp")
         return process.pid, frozenset(
             (link.laddr, link.raddr) for link in links if link.status == psutil.CONN_ESTABLISHED
@@ -88,6 +95,7 @@ class FarHost:
     def __init__(self, address: str, name: str, output: Path, grace_s: float = 5.0) -> None:
         self.name = name
         self.output = output
+        self._begin = output.stat().st_size if output.exists() else 0  # a former life's words end there
         words = [
             *("agent", "--coordinator", address, "--host", name, "--virtual-gpus", "1"),
             *("--grace", f"{grace_s:g}"),
@@ -100,6 +108,13 @@ class FarHost:
                 stderr=stream,
                 env=ENVIRONMENT,
             )
+
+    def text(self) -> str:
+        return self.output.read_bytes()[self._begin :].decode(errors="replace")
+
+    @property
+    def has_joined(self) -> bool:
+        return "joined run" in self.text()
 
     def leave(self, limit_s: float) -> int:
         """As when its host is about to be taken away; returns its exit code."""
