@@ -207,7 +207,8 @@ async def test_a_draining_update_lets_requests_finish_and_takes_none() -> None:
         snapshot = coordinator.publish(2)
         async with asyncio.TaskGroup() as group:
             update = group.create_task(coordinator.update(snapshot, "drain"))
-            await coordinator.until(lambda: coordinator.heartbeats[-1].busy == "updating" or update.done())
+            beats = coordinator.heartbeats
+            await coordinator.until(lambda: (beats and beats[-1].busy == "updating") or update.done())
             coordinator.generate(2, 5)
         found = await coordinator.finished(1, 2)
         assert (len(found[1].ids), found[1].finish) == (300, "length")
