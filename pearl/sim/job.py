@@ -12,6 +12,7 @@ from pearl.sim import hardware, policies, workload_files
 from pearl.sim.fitted import fit_run
 from pearl.sim.hardware import Hardware
 from pearl.sim.simulation import Simulation
+from pearl.state import commands
 from pearl.state.config import Config
 from pearl.state.trace import TraceEvent
 from pearl.traces import counts, read_trace
@@ -150,7 +151,11 @@ def build(job: Job) -> Simulation:
 
 def run(job: Job) -> Result:
     simulation = build(job)
-    finish = simulation.run(job.horizon_s)
+    return result_of(job, simulation, simulation.run(job.horizon_s))
+
+
+def result_of(job: Job, simulation: Simulation, finish: commands.Finish) -> Result:
+    """What a simulation that is over came to."""
     seconds = simulation.clock.now
     stopped = seconds >= job.horizon_s
     return _result(job, simulation, finish.summary, seconds, "" if stopped else finish.error)

@@ -1,8 +1,10 @@
 """What a simulated run reports, summed up as it goes."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+
+from pearl.state.profile import Platform, Profile, Workload
 
 
 class StepResult(msgspec.Struct, frozen=True):
@@ -25,6 +27,7 @@ class Tally:
     def __init__(self) -> None:
         self.steps: list[StepResult] = []
         self.decisions: list[dict[str, Any]] = []
+        self.profile: Profile | None = None  # the newest measured one
 
     def add(self, kind: str, values: dict[str, Any]) -> None:
         if kind == "step":
@@ -40,6 +43,8 @@ class Tally:
             )
         elif kind == "decision":
             self.decisions.append(values)
+        elif kind == "profile":
+            self.profile = Profile(_picked(Workload, values), _picked(Platform, values))
 
     @property
     def throughput(self) -> float:
@@ -47,3 +52,10 @@ class Tally:
         seconds = sum(step.seconds for step in self.steps)
         tokens = sum(step.tokens_generated + step.tokens_trained for step in self.steps)
         return tokens / seconds if seconds else 0.0
+
+
+T = TypeVar("T", Workload, Platform)
+
+
+def _picked(kind: type[T], values: dict[str, Any]) -> T:
+    return kind(**{name: values[name] for name in kind.__struct_fields__})
