@@ -37,6 +37,7 @@ from pearl.runtime import journal  # noqa: E402
 PROGRAM = (str(ROOT / "benchmarks" / "chaos_coordinator.py"),)
 STALL_LIMIT_S = 180.0  # without a step: longer than any limit of the run, a start on a busy machine included
 GONE_LIMIT_S = 15.0
+REPORT_LIMIT_S = 60.0  # for the coordinator's last work, when nothing else is left
 PERIOD_S = 0.05
 SILENT_S = 5.0
 SETTINGS: dict[str, Any] = {
@@ -161,12 +162,13 @@ class Stage:
         """Ctrl-C; what is wrong with how the run ends."""
         began = time.monotonic()
         self.run.kill(signal.SIGINT)
-        code = self.run.wait(GONE_LIMIT_S)
+        self.run.assert_nothing_left(GONE_LIMIT_S)
+        self.say(f"nothing is left after {time.monotonic() - began:.1f} s")
+        code = self.run.wait(REPORT_LIMIT_S)
         wrong = [] if code == 130 else [f"exit code {code} after Ctrl-C, not 130"]
         wrong += self.actions.end_hosts(GONE_LIMIT_S)
         left = self.run.processes()
         wrong += [f"left running: {process.cmdline()[:6]}" for process in left]
-        self.say(f"ended after {time.monotonic() - began:.1f} s")
         return wrong
 
     def close(self) -> None:
