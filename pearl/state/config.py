@@ -177,6 +177,15 @@ class EmulatedConfig(Section, frozen=True):
     kv_bytes_per_token: float = 147456.0
 
 
+class SglangConfig(Section, frozen=True):
+    """Of ``rollout.engine = "sglang"``: each worker runs a server of its own."""
+
+    python: str = ""  # interpreter that SGLang is installed for; "" = that of the worker
+    transfer: Literal["mooncake", "mooncake_tcp", "nixl"] = "mooncake"  # of KV between halves: RDMA, TCP, UCX
+    stream_interval: int = 1  # tokens of a request that are told at once; more costs less, and loses more in a crash
+    options: dict[str, int | float | str | bool] = {}  # more arguments of its server, e.g. attention-backend = "fa3"
+
+
 class Config(Section, frozen=True):
     run: RunConfig = RunConfig()
     model: ModelConfig = ModelConfig()
@@ -189,3 +198,4 @@ class Config(Section, frozen=True):
     runtime: RuntimeConfig = RuntimeConfig()
     elastic: ElasticConfig = ElasticConfig()
     emulated: EmulatedConfig = EmulatedConfig()
+    sglang: SglangConfig = SglangConfig()

@@ -15,7 +15,7 @@ class IncomingWeights:
         self._targets = dict(canonical_tensors(model))
         self._tensors = tensors
         for spec in tensors:
-            _check(spec, self._targets.get(spec.name))
+            check_spec(spec, self._targets.get(spec.name))
         missing = self._targets.keys() - {spec.name for spec in tensors}
         if missing:
             raise ValueError(f"the update lacks tensor {min(missing)!r} of the model")
@@ -39,7 +39,7 @@ class IncomingWeights:
     @torch.no_grad()
     def load(self) -> None:
         """Copy everything into the model. Raises ValueError, before anything is touched, when bytes are missing."""
-        covered = _merged(self._covered)
+        covered = merged_ranges(self._covered)
         for spec in self._tensors:
             start, end = spec.offset, spec.offset + spec.num_bytes
             if start < end and not any(a <= start and end <= b for a, b in covered):
@@ -53,7 +53,8 @@ class IncomingWeights:
             target.copy_(staged.view(target.dtype).view(target.shape))
 
 
-def _check(spec: TensorSpec, target: torch.Tensor | None) -> None:
+def check_spec(spec: TensorSpec, target: torch.Tensor | None) -> None:
+    """Raises ValueError when ``spec`` does not describe the model's tensor of its name, None when it has none."""
     if target is None:
         raise ValueError(f"the update has tensor {spec.name!r}, which the model lacks")
     wanted = (dtype_name(target.dtype), tuple(target.shape), target.nbytes)
@@ -67,7 +68,8 @@ def _check(spec: TensorSpec, target: torch.Tensor | None) -> None:
         raise ValueError(f"tensor {spec.name!r} has offset {spec.offset}: an image has no bytes before 0")
 
 
-def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def merged_ranges(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same bytes as ranges in order that do not touch."""
     merged: list[tuple[int, int]] = []
     for start, end in sorted(ranges):
         if merged and start <= merged[-1][1]:

@@ -1,0 +1,133 @@
+"""What an SGLang server is started with: its arguments and its environment. Pure but for the paths beside it."""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pearl.state.config import Config
+from pearl.workers.rollout.protocol import Role
+
+HERE = Path(__file__).resolve().parent
+SERVER_PATH = HERE / "server_path"
+CPU_PATH = HERE / "cpu_path"
+LOADER = "pearl_on_server.load"
+MEMORY_FRACTION_CPU = 0.6
+"""SGLang subtracts what other processes hold; with less it finds no room for the KV it was asked for."""
+CONTEXT_MARGIN = 16
+"""Tokens of room beside the longest trajectory: SGLang refuses a request that would just fit."""
+HALF_LIMIT_S = 4
+"""Within which the halves of a pair must have found each other: SGLang holds an old address of a peer that has
+switched its role until then, and drops it with the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class SglangSettings:
+    python: str
+    model_directory: Path  # config.json alone: weights come with an update
+    dtype: str
+    uses_gpu: bool
+    num_gpus: int
+    kv_capacity_tokens: int
+    max_running: int
+    max_context_tokens: int
+    prefill_chunk_tokens: int
+    stream_interval: int
+    transfer: str
+    log_path: Path
+    options: Mapping[str, int | float | str | bool]
+
+
+def settings_of(config: Config, model_directory: Path, uses_gpu: bool, log_path: Path) -> SglangSettings:
+    rollout, sglang = config.rollout, config.sglang
+    return SglangSettings(
+        python=sglang.python,
+        model_directory=model_directory,
+        dtype=config.model.dtype,
+        uses_gpu=uses_gpu,
+        num_gpus=rollout.gpus_per_worker,
+        kv_capacity_tokens=rollout.kv_capacity_tokens,
+        max_running=rollout.max_requests_per_worker,
+        max_context_tokens=rollout.max_context_tokens,
+        prefill_chunk_tokens=rollout.prefill_chunk_tokens,
+        stream_interval=sglang.stream_interval,
+        transfer=sglang.transfer,
+        log_path=log_path,
+        options=sglang.options,
+    )
+
+
+def arguments(settings: SglangSettings, role: Role, port: int, bootstrap_port: int) -> list[str]:
+    """After the interpreter: the launcher and all that SGLang is told."""
+    options: dict[str, Any] = {
+        "model-path": settings.model_directory,
+        "load-format": "dummy",
+        "dtype": settings.dtype,
+        "device": "cuda" if settings.uses_gpu else "cpu",
+        "host": "127.0.0.1",
+        "port": port,
+        "tp-size": settings.num_gpus,
+        "max-total-tokens": settings.kv_capacity_tokens,
+        "max-running-requests": settings.max_running,
+        "context-length": settings.max_context_tokens + CONTEXT_MARGIN,
+        "chunked-prefill-size": settings.prefill_chunk_tokens,
+        "stream-interval": settings.stream_interval,
+        "custom-weight-loader": LOADER,
+        "log-level": "warning",
+        "skip-tokenizer-init": True,
+        "skip-server-warmup": True,
+        "incremental-streaming-output": True,
+        "enable-memory-saver": True,
+        "sleep-on-idle": True,  # else an idle scheduler takes a core
+    }
+    if not settings.uses_gpu:
+        options["mem-fraction-static"] = MEMORY_FRACTION_CPU
+    if role != "colocated":
+        options |= _half_options(settings, role, bootstrap_port)
+    return [str(SERVER_PATH / "pearl_launch.py"), str(os.getpid()), *_flags(options | dict(settings.options))]
+
+
+def _half_options(settings: SglangSettings, role: Role, bootstrap_port: int) -> dict[str, Any]:
+    return {
+        "disaggregation-mode": role,
+        "disaggregation-transfer-backend": settings.transfer,
+        "disaggregation-bootstrap-port": bootstrap_port,
+        "enable-pd-role-switch": settings.transfer.startswith("mooncake"),
+        # Not pinned host memory where there is no GPU; retracted KV waits in ordinary memory there.
+        "disaggregation-decode-retraction-backup": None if settings.uses_gpu else "cpu_tensor",
+        # On every half: one that was started for prefill with its cache on and decodes later would die of an abort.
+        "disaggregation-decode-enable-radix-cache": True,
+    }
+
+
+def _flags(options: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in options.items():
+        if value is True:
+            yield f"--{key}"
+        elif value is not None and value is not False:
+            yield from (f"--{key}", str(value))
+
+
+def environment(settings: SglangSettings, host: str, base: Mapping[str, str]) -> dict[str, str]:
+    """``host`` is where other workers' halves reach this one."""
+    paths = [SERVER_PATH] if settings.uses_gpu else [SERVER_PATH, CPU_PATH]
+    found = {
+        **base,
+        # Only ours: what the worker's interpreter imports need not fit SGLang's.
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
+        "HF_HUB_OFFLINE": "1",
+        "SGLANG_HOST_IP": host,
+        "HOST_IP": host,
+        "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": str(HALF_LIMIT_S),
+        "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": str(HALF_LIMIT_S),
+        "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT": str(HALF_LIMIT_S),
+    }
+    for key in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        found.pop(key, None)  # of the worker's own group, which SGLang would take for its
+    if not settings.uses_gpu:
+        found["SGLANG_USE_CPU_ENGINE"] = "1"
+        found["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(settings.num_gpus)))
+        if settings.num_gpus == 1:
+            del found["SGLANG_CPU_OMP_THREADS_BIND"]
+    return found

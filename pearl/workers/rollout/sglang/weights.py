@@ -1,0 +1,113 @@
+"""Takes a new version of the weights for SGLang: staged as one image in memory, which its ranks then map.
+
+The image is a file without a name, so that nothing of it is left when this process ends however rudely. SGLang sees
+it only when it is whole, and reads it with its own loaders; no bytes of it go through a socket.
+"""
+
+import base64
+import json
+import mmap
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pearl.state.weights import BucketSpec, TensorSpec, Version
+from pearl.workers.links.checksum import canonical_tensors, weights_checksum
+from pearl.workers.rollout.sglang.model_files import Model
+from pearl.workers.rollout.torch_engine.weights import check_spec, merged_ranges
+
+
+class StagedWeights:
+    """One update. Tensors may span buckets; buckets may come in any order and more than once."""
+
+    def __init__(self, model: Model, version: Version, tensors: tuple[TensorSpec, ...]) -> None:
+        """Raises ValueError when the tensors are not exactly those of the model."""
+        self.version = version
+        self._model = model
+        self._tensors = tensors
+        targets = dict(canonical_tensors(model.shapes))
+        for spec in tensors:
+            check_spec(spec, targets.get(spec.name))
+        missing = targets.keys() - {spec.name for spec in tensors}
+        if missing:
+            raise ValueError(f"the update lacks tensor {min(missing)!r} of the model")
+        self._size = max((spec.offset + spec.num_bytes for spec in tensors), default=1)
+        self._fd = os.memfd_create("pearl-weights", os.MFD_CLOEXEC)
+        os.ftruncate(self._fd, self._size)
+        self._image = mmap.mmap(self._fd, self._size)
+        self._covered: list[tuple[int, int]] = []
+
+    def add(self, bucket: BucketSpec, data: memoryview) -> None:
+        """Stage one bucket; ``data`` may be reused afterwards."""
+        if data.nbytes != bucket.num_bytes:
+            raise ValueError(f"bucket at {bucket.offset} has {data.nbytes} bytes, not {bucket.num_bytes}")
+        if bucket.offset < 0:
+            raise ValueError(f"bucket at {bucket.offset}: an image has no bytes before 0")
+        # The last bucket may reach past the last tensor: images are padded.
+        count = max(0, min(bucket.num_bytes, self._size - bucket.offset))
+        self._image[bucket.offset : bucket.offset + count] = data.cast("B")[:count]
+        self._covered.append((bucket.offset, bucket.offset + count))
+
+    def check_whole(self) -> None:
+        """Raises ValueError when bytes are missing."""
+        covered = merged_ranges(self._covered)
+        for spec in self._tensors:
+            start, end = spec.offset, spec.offset + spec.num_bytes
+            if start < end and not any(a <= start and end <= b for a, b in covered):
+                raise ValueError(f"the update ended without all bytes of tensor {spec.name!r}")
+
+    def checksum(self) -> str:
+        """As ``Snapshot.checksum``, over the image."""
+        view = memoryview(self._image)
+        try:
+            return weights_checksum(
+                (s.name, s.dtype, s.shape, view[s.offset : s.offset + s.num_bytes]) for s in self._tensors
+            )
+        finally:
+            view.release()
+
+    def order(self, answer: Path, num_ranks: int) -> list[str]:
+        """What SGLang's ranks are told: a payload each, as its endpoint takes it. They answer in files beside
+        ``answer``, one a rank."""
+        content = {
+            "image": f"/proc/{os.getpid()}/fd/{self._fd}",
+            "num_bytes": self._size,
+            "answer": str(answer),
+            "tensors": [
+                (self._model.names[s.name], s.dtype, s.shape, s.offset, s.num_bytes) for s in self._tensors
+            ],
+        }
+        # SGLang unpickles named tensors from its own loopback endpoint; ours has no content, its name says all.
+        payload = base64.b64encode(pickle.dumps([(json.dumps(content), torch.zeros(1))])).decode()
+        return [payload] * num_ranks
+
+    def close(self) -> None:
+        self._image.close()
+        os.close(self._fd)
+
+
+def answers(answer: Path, num_ranks: int) -> list[dict[str, Any]]:
+    """What the ranks said; each answer can be read once. ValueError when one has not."""
+    found = []
+    for rank in range(num_ranks):
+        path = answer.with_name(f"{answer.name}.{rank}")
+        try:
+            found.append(json.loads(path.read_bytes()))
+        except OSError as error:
+            raise ValueError(f"rank {rank} of SGLang did not say what it loaded: {error}") from error
+        path.unlink()
+    return found
+
+
+def complaints(found: list[dict[str, Any]]) -> str:
+    """What is wrong with what was loaded; "" = nothing."""
+    for rank, said in enumerate(found):
+        if said.get("error"):
+            return f"rank {rank} of SGLang could not load it: {said['error']}"
+        if said["wrong"]:
+            names = ", ".join(said["wrong"][:5])
+            return f"rank {rank} of SGLang serves other values than it was given in {names}"
+    return ""
