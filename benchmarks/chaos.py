@@ -74,6 +74,7 @@ COUNTERS = (
         "max_logprob_gap",
     ),
 )
+OF_BUGS = (" ERROR pearl.coordinator.service:", " ERROR asyncio:", " CRITICAL ")
 MAX_LOGPROB_GAP = 1e-3
 """Between a token's log-prob from the rollout and from the trainer under the same version: more means other weights."""
 
@@ -227,8 +228,9 @@ def wrong_in_replay(run_dir: Path) -> Iterator[str]:
 
 
 def wrong_in_logs(run_dir: Path) -> Iterator[str]:
+    """Tracebacks alone say nothing: the ends of the killed's logs are in there too."""
     for line in (run_dir / "coordinator.log").read_text(errors="replace").splitlines():
-        if "Traceback" in line or " CRITICAL " in line:
+        if any(mark in line for mark in OF_BUGS):
             yield f"coordinator.log: {line}"
 
 
