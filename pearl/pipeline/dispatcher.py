@@ -11,7 +11,14 @@ import msgspec
 
 from pearl.pipeline.episode import Trajectory
 from pearl.pipeline.evaluation import EvaluationRound
-from pearl.pipeline.router import STRATEGIES, Candidate, DecodeCandidate, choose_decode
+from pearl.pipeline.router import (
+    PREFILL_STRATEGIES,
+    STRATEGIES,
+    Candidate,
+    DecodeCandidate,
+    Strategy,
+    choose_decode,
+)
 from pearl.state.commands import Generate
 from pearl.state.config import RolloutConfig
 from pearl.state.effects import Effects
@@ -52,6 +59,7 @@ class Dispatcher:
         self._lineages = lineages
         self._effects = effects
         self._choose = STRATEGIES[config.router]
+        self._choose_prefill = PREFILL_STRATEGIES[config.router]
 
     def push(self, trajectory: Trajectory, now: float) -> None:
         trajectory.phase = "ready"
@@ -90,7 +98,7 @@ class Dispatcher:
         decoders = [row for row in able if row.role == "decode"]
         if decoders and (pair := self._route_pair(trajectory, able, decoders)):
             return pair
-        whole = self._nearest(trajectory, [row for row in able if row.role == "colocated"])
+        whole = self._nearest(trajectory, [row for row in able if row.role == "colocated"], self._choose)
         return None if whole is None else Route(whole)
 
     def _route_pair(
@@ -104,6 +112,7 @@ class Dispatcher:
                 for row in able
                 if row.role == "prefill" and any(row.version == other.version for other in decoders)
             ],
+            self._choose_prefill,
         )
         if prefill is None:
             return None
@@ -117,9 +126,9 @@ class Dispatcher:
         assert slot is not None
         return Route(self._table.rows[slot], prefill)
 
-    def _nearest(self, trajectory: Trajectory, rows: list[WorkerRow]) -> WorkerRow | None:
+    def _nearest(self, trajectory: Trajectory, rows: list[WorkerRow], choose: Strategy) -> WorkerRow | None:
         candidates = [Candidate(row.slot, row.running, self._cached(trajectory, row)) for row in rows]
-        slot = self._choose(trajectory.tokens, self._home(trajectory, rows), candidates)
+        slot = choose(trajectory.tokens, self._home(trajectory, rows), candidates)
         return None if slot is None else self._table.rows[slot]
 
     def _may_serve(self, trajectory: Trajectory, row: WorkerRow, evaluation: EvaluationRound | None) -> bool:

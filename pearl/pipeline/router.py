@@ -70,8 +70,23 @@ def cache_aware(context_tokens: int, home: Slot | None, candidates: Sequence[Can
     return home if home is not None and home_cost < best_cost + 1.0 else best.slot
 
 
+def cache_aware_prefill(
+    context_tokens: int, home: Slot | None, candidates: Sequence[Candidate]
+) -> Slot | None:
+    """``cache_aware`` among workers that only prefill: a request in the queue costs what it prefills, about as many
+    tokens as this one where most of its prefix is cached."""
+    least = min((context_tokens - c.cached_tokens for c in candidates), default=0)
+    unit = max(1, least)
+    costs = {c.slot: c.running * unit + context_tokens - c.cached_tokens for c in candidates}
+    best = min(costs, key=lambda slot: costs[slot], default=None)
+    if best is None:
+        return None
+    return home if home in costs and costs[home] < costs[best] + unit else best
+
+
 STRATEGIES: dict[RouterName, Strategy] = {
     "sticky": sticky,
     "least-loaded": least_loaded,
     "cache-aware": cache_aware,
 }
+PREFILL_STRATEGIES: dict[RouterName, Strategy] = {**STRATEGIES, "cache-aware": cache_aware_prefill}

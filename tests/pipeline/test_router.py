@@ -5,11 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pearl.pipeline.router import (
+    PREFILL_STRATEGIES,
     PREFILL_TOKENS_PER_REQUEST,
     STRATEGIES,
     Candidate,
     RouterName,
+    Strategy,
     cache_aware,
+    cache_aware_prefill,
     least_loaded,
     sticky,
 )
@@ -43,22 +46,45 @@ def test_cache_aware_pays_for_a_long_prefix() -> None:
     assert cache_aware(context, Slot(0), candidates(7, 1, cached=context)) == 1
 
 
+def test_a_prefill_queue_counts_by_what_its_requests_prefill() -> None:
+    """Contexts of 12,000 tokens, of which 2,000 are new to the home: moving costs five requests of its queue."""
+
+    def choose(at_home: int, elsewhere: int) -> Slot | None:
+        return cache_aware_prefill(12_000, Slot(0), candidates(at_home, elsewhere, cached=10_000))
+
+    assert choose(5, 0) == 0
+    assert choose(6, 0) == 1
+    assert choose(8, 3) == 0
+
+
+def test_a_prefill_worker_without_any_prefix_is_chosen_by_its_queue() -> None:
+    assert cache_aware_prefill(500, None, candidates(2, 1, 1)) == 1
+    assert cache_aware_prefill(500, Slot(7), candidates(2, 1)) == 1
+    assert cache_aware_prefill(500, None, []) is None
+    assert cache_aware_prefill(500, Slot(0), candidates(1, 0, cached=500)) == 0, "nothing to prefill at home"
+
+
 def test_cache_aware_leaves_a_home_that_may_not_serve() -> None:
     assert cache_aware(100, Slot(5), candidates(2, 1)) == 1
     assert cache_aware(100, Slot(0), []) is None
 
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
+@pytest.mark.parametrize("strategies", [STRATEGIES, PREFILL_STRATEGIES], ids=["whole", "prefill"])
 @given(
     context=st.integers(0, 100_000),
     home=st.none() | st.integers(0, 5),
     running=st.lists(st.integers(0, 50), max_size=6),
 )
 def test_a_choice_is_always_a_candidate(
-    name: RouterName, context: int, home: int | None, running: list[int]
+    strategies: dict[RouterName, Strategy],
+    name: RouterName,
+    context: int,
+    home: int | None,
+    running: list[int],
 ) -> None:
     offered = candidates(*running)
-    chosen = STRATEGIES[name](context, None if home is None else Slot(home), offered)
+    chosen = strategies[name](context, None if home is None else Slot(home), offered)
     assert chosen is None or chosen in {c.slot for c in offered}
     if name != "sticky":
         assert (chosen is None) == (not offered)
