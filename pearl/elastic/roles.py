@@ -126,12 +126,14 @@ class RoleManager:
     def _switch(self, joining: set[Slot], now: float) -> None:
         for row in self.active():
             is_wrong = row.role != row.wanted_role
+            if row.condition == "serving" and is_wrong and self._may_leave(row):
+                self._lives.cut(row, now)
             if row.condition == "switching" and not row.op and not row.running:
-                self._lives.set_role(row, now)
+                self._lives.set_role(
+                    row, now
+                )  # at once after the cut, too: an idle worker has no event to wait for
             elif row.condition == "proven" and is_wrong:
                 self._turn(row, joining, now)
-            elif row.condition == "serving" and is_wrong and self._may_leave(row):
-                self._lives.cut(row, now)
 
     def _turn(self, row: WorkerRow, joining: set[Slot], now: float) -> None:
         """A worker that is not routable at the moment: the best time to switch, unless it is needed as it is."""
@@ -143,9 +145,21 @@ class RoleManager:
     def _may_leave(self, row: WorkerRow) -> bool:
         rest = [other for other in self._table.serving() if other is not row]
         if has_path(rest):
-            return True
+            return self._is_sole(row) or not self._would_strand(rest)
         coming = [r for r in self.active() if r.condition != "serving" and r is not row]
         return not coming  # nothing to wait for: this switch is what makes the new path
+
+    def _would_strand(self, rest: Sequence[WorkerRow]) -> bool:
+        """Whether the path would hang on colocated workers that must switch too, each the only one for its new role:
+        they go first, while another colocated one serves."""
+        pools = {other.role for other in rest}
+        kept = [other for other in rest if other.role == "colocated"]
+        return not {"prefill", "decode"} <= pools and all(self._is_sole(other) for other in kept)
+
+    def _is_sole(self, row: WorkerRow) -> bool:
+        if row.wanted_role == "colocated":
+            return False
+        return sum(other.wanted_role == row.wanted_role for other in self.active()) == 1
 
     def on_role_set(self, event: events.RoleSet, now: float) -> bool:
         if not self._lives.on_role_set(event, now):

@@ -37,6 +37,7 @@ class ElasticState(msgspec.Struct):
     step_s: float | None = None  # moving average
     roles_held: tuple[tuple[Slot, Role], ...] = ()  # by the active workers
     roles_held_since_s: float = 0.0
+    opened: bool = False  # the job's own workers have come up once, and serve
 
 
 class Demand(msgspec.Struct, frozen=True):
@@ -92,10 +93,17 @@ class ElasticScheduler:
 
     def start(self, now: float) -> None:
         self.unsettle()
-        for row in self._table.rows.values():
-            if row.zone == "dedicated" and self._zone(row) == "dedicated":
-                self.lives.start(row, now)
+        own = self._own_workers()
+        for row in own:
+            self.lives.start(row, now)
+        if own:
+            self.roles.assign(own, 1, now)
         self.toggle.start(now)
+
+    def _own_workers(self) -> list[WorkerRow]:
+        """Neither lent by training nor preemptible."""
+        rows = self._table.rows.values()
+        return [row for row in rows if row.zone == "dedicated" and self._zone(row) == "dedicated"]
 
     def on_resumed(self, now: float) -> None:
         """Every process of the former life is gone; agents of other hosts join again by themselves."""
@@ -170,8 +178,11 @@ class ElasticScheduler:
         )
         toggle.has_served = toggle.has_refused = False
         state.step_s = smooth(state.step_s, seconds, self._config.elastic.smoothing)
-        is_steady = state.roles_held_since_s <= began_s
-        self.tracker.on_step(samples, allocation=self.roles.allocation() if is_steady else None)
+        # The oldest of the batch may have begun before the step did.
+        oldest_s = now - max((sample.live_seconds for sample in samples), default=0.0)
+        steady = state.roles_held_since_s <= min(began_s, oldest_s)
+        allocation = self.roles.allocation() if steady else None
+        self.tracker.on_step(samples, allocation=allocation, steady=steady)
         if profile := self.tracker.profile():
             values = {**msgspec.structs.asdict(profile.workload), **msgspec.structs.asdict(profile.platform)}
             self._effects.report("profile", now, predicted_s=predicted_s, measured_s=seconds, **values)
@@ -239,7 +250,18 @@ class ElasticScheduler:
 
     def _joining(self) -> list[Slot]:
         expansion = self.rebuilder.state.expansion
-        return self.toggle.waking() + ([] if expansion is None else expansion.slots)
+        return self.toggle.waking() + ([] if expansion is None else expansion.slots) + self._opening()
+
+    def _opening(self) -> list[Slot]:
+        """The job's own workers until all of them are there: the first would be sent the whole batch, and a sticky
+        router would leave it there. One that has died already is not waited for."""
+        if self._state.opened:
+            return []
+        own = self._own_workers()
+        if all(row.losses or (row.condition == "proven" and row.role == row.wanted_role) for row in own):
+            self._state.opened = True
+            return []
+        return [row.slot for row in own]
 
     def _lend(self, demand: Demand, now: float) -> None:
         overlap = self.toggle.overlap()

@@ -135,3 +135,26 @@ def test_the_gate_does_not_lend_where_it_costs() -> None:
     summary = assert_clean(world)
     assert summary["borrows"] <= 2, "the first, before there is a profile, and perhaps a second look"
     assert lending(world).count(False) >= 6
+
+
+def test_the_first_batch_is_spread_over_all_workers_that_the_job_starts_with() -> None:
+    """With a sticky router, what is sent to the first worker that comes up stays there."""
+    world = make_world(num_steps=2, router="sticky")
+    go_until(world, lambda: bool(of_kind(world, commands.Generate)))
+    assert {c.slot for c in of_kind(world, commands.Generate)} == {0, 1}
+    assert_clean(world)
+
+
+def test_a_first_worker_that_dies_is_not_waited_for() -> None:
+    world = make_world(num_steps=2)
+    go_until(world, lambda: rows(world)[0].condition == "proven")
+    world.lose_worker(Slot(1))
+    go_until(world, lambda: bool(of_kind(world, commands.Generate)))
+    assert rows(world)[1].condition != "serving"
+    assert_clean(world)
+
+
+def test_a_fixed_allocation_is_there_from_the_first_request_on() -> None:
+    world = make_world(num_steps=2, pd="1P1D")
+    go_until(world, lambda: bool(of_kind(world, commands.Generate)))
+    assert roles(world) == "DP"
