@@ -22,6 +22,8 @@ JUMP_DEVIATIONS = 6.0
 """A step this many mean absolute deviations off is a change: for Gaussian noise, one step in a million."""
 JUMP_RATIO = 0.1
 """And at least by this part, since a deviation that was never seen to vary would jump at anything."""
+MAX_UNSTEADY_STEPS = 2
+"""A change is felt in the step it falls in and by what was under way then. Where it recurs, steps are like that."""
 MAX_BUBBLE_RATIO = 1e6
 """For a batch in which next to nothing was generated: theta stays a finite number."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
@@ -87,6 +89,7 @@ class TrackerState(msgspec.Struct):
     prefill_seconds_per_token: float | None = None
     overhead_seconds: float = 0.0  # T_over before it is clipped, so that noise does not bias it
     num_overheads: int = 0  # steps behind it
+    unsteady_steps: int = 0  # in a row
     refusal: str = ""  # why the newest fit is not used; "" when it is
 
 
@@ -134,6 +137,8 @@ class RuntimeTracker:
         samples: Sequence[TrajectorySample],
         makespan_s: float | None = None,
         allocation: Allocation | None = None,
+        *,
+        steady: bool = True,
     ) -> None:
         """A step's batch is complete.
 
@@ -142,15 +147,31 @@ class RuntimeTracker:
             makespan_s: measured; by default what the slowest trajectory lived, which is the same where all of a batch
                 start together and the nearest thing to it where they do not.
             allocation: that served all of it; None when it changed on the way. T_over is fitted where it is colocated.
+            steady: False when workers came, left or changed roles meanwhile. Contexts are prefilled anew and wait
+                where they go on, which says nothing of how it will be: those averages stay, unless it goes on so.
         """
         samples = [sample for sample in samples if sample.turns]
         newest = measure(samples) if samples else None
         if newest is not None:
-            self._average(newest)
+            self._state.unsteady_steps = 0 if steady else self._state.unsteady_steps + 1
+            is_usual = not 0 < self._state.unsteady_steps <= MAX_UNSTEADY_STEPS
+            self._average(newest if is_usual else self._calmed(newest))
         self._refit()
         if newest is not None and allocation is not None and allocation.colocated:
             measured_s = newest.slowest_seconds if makespan_s is None else makespan_s
             self._fit_overhead(newest, measured_s, allocation)
+
+    def _calmed(self, newest: Averages) -> Averages:
+        """What moving trajectories distorts as it was before."""
+        before = self._state.averages
+        if before is None:
+            return newest
+        return msgspec.structs.replace(
+            newest,
+            turn_input_tokens=before.turn_input_tokens,
+            decoding_ratio=before.decoding_ratio,
+            slowest_seconds=before.slowest_seconds,
+        )
 
     def _average(self, newest: Averages) -> None:
         """The first steps count alike, later ones as ``_follow`` has it."""

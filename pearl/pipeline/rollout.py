@@ -227,7 +227,8 @@ class Rollout:
         self, trajectory: Trajectory, row: WorkerRow, finish: FinishReason, now: float
     ) -> None:
         self._attempts.release(trajectory, row, now)
-        trajectory.cached_tokens = trajectory.tokens
+        is_pair = row.slot != trajectory.home  # the prefill worker lacks what was made here
+        trajectory.cached_tokens = trajectory.tokens - is_pair * trajectory.turns[-1].generated_tokens
         if finish == "error":
             row.errors += 1
             trajectory.errors += 1

@@ -213,6 +213,22 @@ def test_a_refused_fit_leaves_the_last_good_one() -> None:
     assert subject.profile() == good
 
 
+def test_a_step_amid_a_change_of_workers_tells_nothing_of_what_is_prefilled() -> None:
+    """Contexts that move are prefilled anew, once; what recurs counts from the third step on."""
+    state = TrackerState()
+    subject = tracker(state)
+    usual, moved = turn(prefilled=100), turn(prefilled=900)
+    for _ in range(4):
+        subject.on_step([TrajectorySample((usual,), 1.0)])
+    for expected in (100.0, 100.0, 900.0):
+        subject.on_step([TrajectorySample((moved,), 1.0)], steady=False)
+        assert state.averages is not None
+        assert state.averages.turn_input_tokens == expected
+    subject.on_step([TrajectorySample((turn(prefilled=900, generated=30),), 1.0)], steady=False)
+    assert state.averages is not None
+    assert state.averages.turn_output_tokens == 30.0, "lengths do not depend on who serves"
+
+
 def test_no_profile_before_batch_and_platform_are_known() -> None:
     subject = tracker()
     assert subject.profile() is None
