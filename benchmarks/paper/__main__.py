@@ -39,6 +39,16 @@ def planned(modules: tuple[Module, ...], scale: Scale) -> list[Run]:
     return sorted(runs, key=lambda run: (run.seed % regret.SEED_BASE, run.model != "8b"))
 
 
+def evaluated(module: Module, runs: Runs, scale: Scale) -> Figure:
+    """With the number of runs that it rests on, where some are missing."""
+    figure, wanted = module.evaluate(runs, scale), dict.fromkeys(module.plan(scale))
+    there = sum(run in runs.found for run in wanted)
+    if there == len(wanted):
+        return figure
+    note = f"{figure.parameters}; so far {there} of {len(wanted)} runs, so that intervals are wide or not there yet"
+    return msgspec.structs.replace(figure, parameters=note)
+
+
 def write(figures: list[Figure], directory: Path) -> None:
     for figure in figures:
         encoded = msgspec.json.format(msgspec.json.encode(figure), indent=1)
@@ -75,7 +85,7 @@ def main() -> int:
     runs: Runs = run_missing(
         wanted, arguments.results / "runs.jsonl", arguments.processes, say, arguments.minutes * 60
     )
-    write([module.evaluate(runs, scale) for module in modules], arguments.results)
+    write([evaluated(module, runs, scale) for module in modules], arguments.results)
     (arguments.results / "index.html").write_text(page.render(read(arguments.results)), encoding="utf-8")
     missing = len(wanted) - len(runs.found)
     say(f"{arguments.results / 'index.html'}" + (f"; {missing} runs are missing yet" if missing else ""))

@@ -26,7 +26,6 @@ VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "+ fluid predictor": ("pearl", (STICKY, "elastic.makespan=fluid")),
     "all three (preset pearl+)": ("pearl+", ()),
     "no roles, early start, cache-aware": ("colocated+", (EARLY,)),
-    "no roles, cache-aware (preset colocated+)": ("colocated+", ()),
 }
 
 

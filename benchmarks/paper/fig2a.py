@@ -10,7 +10,9 @@ from benchmarks.paper.figure import (
     Series,
     Table,
     estimate,
+    mean_of,
     shown,
+    step_ratio,
     step_seconds,
 )
 from benchmarks.paper.runner import Run, Runs, fixed
@@ -27,14 +29,29 @@ def plan(scale: Scale) -> list[Run]:
     return [run_of(g, kind, seed, scale) for seed in scale.seeds for g in GPUS for kind, _ in SETS]
 
 
-def seconds(runs: Runs, scale: Scale, gpus: int, load_bound: bool) -> Estimate | None:
+def seconds(runs: Runs, scale: Scale, gpus: int, load_bound: bool) -> float | None:
+    """Of a step. Batches differ by far more than pools, so that an interval would say nothing."""
     found = runs.of(run_of(gpus, load_bound, seed, scale) for seed in scale.seeds)
-    return estimate([value for outcome in found for value in step_seconds(outcome)])
+    return mean_of(estimate([value for outcome in found for value in step_seconds(outcome)]))
 
 
-def training_seconds(runs: Runs, scale: Scale) -> Estimate | None:
+def cut(runs: Runs, scale: Scale, gpus: int, load_bound: bool) -> Estimate | None:
+    """Percent less than with the fewest GPUs, over the same batches."""
+    pairs = runs.pairs(
+        (run_of(GPUS[0], load_bound, seed, scale), run_of(gpus, load_bound, seed, scale))
+        for seed in scale.seeds
+    )
+    found = step_ratio(pairs)
+    if found is None:
+        return None
+    return Estimate(100 * (1 - found.mean), found.half_width and 100 * found.half_width)
+
+
+def training_seconds(runs: Runs, scale: Scale) -> float | None:
     found = runs.of(run_of(GPUS[0], True, seed, scale) for seed in scale.seeds)
-    return estimate([line.train_seconds for outcome in found for line in outcome.result.per_step[1:]])
+    return mean_of(
+        estimate([line.train_seconds for outcome in found for line in outcome.result.per_step[1:]])
+    )
 
 
 def evaluate(runs: Runs, scale: Scale) -> Figure:
@@ -42,20 +59,14 @@ def evaluate(runs: Runs, scale: Scale) -> Figure:
     train = training_seconds(runs, scale)
     for kind, name in SETS:
         found = {gpus: seconds(runs, scale, gpus, kind) for gpus in GPUS}
-        series.append(
-            Series(
-                name=f"rollout, {name}",
-                values=[e and e.mean for e in found.values()],
-                errors=[e and e.half_width for e in found.values()],
-            )
-        )
-        base = found[GPUS[0]]
+        series.append(Series(name=f"rollout, {name}", values=list(found.values())))
         for gpus, value in found.items():
-            cut = f"{100 * (1 - value.mean / base.mean):.1f} %" if value and base else "-"
             said = published.ROLLOUT_TIME_CUT.get(gpus)
-            times = f"{value.mean / train.mean:.1f}" if value and train else "-"
-            rows.append([name, str(gpus), shown(value, 0), cut, f"{said.text} %" if said else "0 %", times])
-    series.append(Series(name="training", values=[train and train.mean] * len(GPUS)))
+            less = "-" if gpus == GPUS[0] else f"{shown(cut(runs, scale, gpus, kind))} %"
+            level = f"{value:.0f}" if value else "-"
+            times = f"{value / train:.1f}" if value and train else "-"
+            rows.append([name, str(gpus), level, less, f"{said.text} %" if said else "-", times])
+    series.append(Series(name="training", values=[train] * len(GPUS)))
     return Figure(
         name="fig2a",
         title="Fig. 2(a): rollout and training time, RLBoost+, Qwen3-8B, 8 training GPUs",
@@ -78,7 +89,7 @@ def evaluate(runs: Runs, scale: Scale) -> Figure:
             )
         ],
         remarks=[
-            f"Training takes {shown(train, 0)} s here and {published.TRAIN_SECONDS.text} s in the paper, "
+            f"Training takes {train or 0:.0f} s here and {published.TRAIN_SECONDS.text} s in the paper, "
             "to which its cost "
             "was set.",
             "The paper's rollout takes "

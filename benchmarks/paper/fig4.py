@@ -17,6 +17,10 @@ def levels(segment: int) -> list[tuple[float, int]]:
     return [(0.0, RESERVED), *found, (TWO_HOURS_S / 60, found[-1][1])]
 
 
+def changes(segment: int) -> int:
+    return sum(minute > 0 for minute, _ in levels(segment)[:-1])
+
+
 def mean(segment: int) -> float:
     trace = tuple(read_trace(ROOT / "launch" / "traces" / "segments" / f"B_p3_tp2_seg{segment}.csv"))
     return RESERVED + mean_gpus(trace, TWO_HOURS_S)
@@ -40,7 +44,7 @@ def evaluate(runs: Runs, scale: Scale) -> Figure:
             str(s),
             f"{mean(s):.1f}",
             f"{published.MEAN_GPUS[s]}",
-            str(len(levels(s)) - 2),
+            str(changes(s)),
             str(published.LARGE_POOL[s]),
         ]
         for s in SEGMENTS

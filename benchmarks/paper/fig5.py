@@ -18,10 +18,15 @@ from benchmarks.paper.figure import (
 from benchmarks.paper.runner import MODELS, Run, Runs
 
 POLICIES = ("roll", "roll-large", "rlboost+", "pearl")
+SPREAD = "rlboost+, cache-aware"
+"""A stronger RLBoost+: trajectories move to workers that have come, turn by turn."""
 SEGMENTS = (1, 2, 3)
 
 
 def run_of(model: str, segment: int, policy: str, seed: int) -> Run:
+    if policy == SPREAD:
+        settings = ("rollout.router=cache-aware",)
+        return Run(policy="rlboost+", overrides=settings, model=model, segment=segment, seed=seed)
     return Run(policy=policy, model=model, segment=segment, seed=seed)
 
 
@@ -31,7 +36,7 @@ def plan(scale: Scale) -> list[Run]:
         for seed in scale.trace_seeds
         for model in MODELS
         for segment in SEGMENTS
-        for policy in POLICIES
+        for policy in (*POLICIES, SPREAD)
     ]
 
 
@@ -47,7 +52,7 @@ def _mean_throughput(runs: Runs, scale: Scale, model: str, segment: int, policy:
 
 def _chart(runs: Runs, scale: Scale, model: str) -> Chart:
     series = []
-    for policy in POLICIES:
+    for policy in (*POLICIES, SPREAD):
         found = [_mean_throughput(runs, scale, model, segment, policy) for segment in SEGMENTS]
         series.append(
             Series(name=policy, values=[mean_of(e) for e in found], errors=[width_of(e) for e in found])
@@ -60,6 +65,7 @@ def _rows(runs: Runs, scale: Scale, model: str) -> list[list[str]]:
     rows = []
     for segment in SEGMENTS:
         over = ratio(runs, scale, model, segment, "pearl", "rlboost+")
+        spread = ratio(runs, scale, model, segment, "pearl", SPREAD)
         rolls = [ratio(runs, scale, model, segment, policy, "roll") for policy in POLICIES[1:]]
         rows.append(
             [
@@ -69,6 +75,7 @@ def _rows(runs: Runs, scale: Scale, model: str) -> list[list[str]]:
                 published.OVER_ROLL[model].text,
                 f"{shown(over and over.percent(), 0)} %",
                 f"{published.OVER_RLBOOST[model][segment].text} %",
+                f"{shown(spread and spread.percent(), 0)} %",
             ]
         )
     return rows
@@ -83,6 +90,8 @@ def orderings(runs: Runs, scale: Scale) -> list[str]:
             for s in SEGMENTS
             for p in POLICIES
         }
+        if not all(found.values()):
+            continue  # runs are missing
         for segment in SEGMENTS:
             at = {policy: found[segment, policy] for policy in POLICIES}
             holds = at["pearl"] > max(at["roll-large"], at["rlboost+"]) and at["roll"] < min(
@@ -121,6 +130,7 @@ def evaluate(runs: Runs, scale: Scale) -> Figure:
                     "paper (over segments)",
                     "pearl over rlboost+",
                     "paper",
+                    "over rlboost+ with cache-aware routing",
                 ],
                 rows=[row for model in MODELS for row in _rows(runs, scale, model)],
             )

@@ -16,7 +16,7 @@ section { background: #fff; border: 1px solid #dfe3e8; border-radius: 6px; paddi
 .table { overflow-x: auto; }
 table { border-collapse: collapse; margin: 10px 0; font-variant-numeric: tabular-nums; }
 td, th { text-align: left; padding: 3px 16px 3px 0; border-bottom: 1px solid #eceef1; vertical-align: top; }
-svg { width: 100%; height: auto; } svg text { font: 11px system-ui, sans-serif; fill: #1c2128; }
+svg { width: 100%; max-width: 600px; height: auto; } svg text { font: 11px system-ui, sans-serif; fill: #1c2128; }
 svg .title { font-size: 13px; font-weight: 600; } svg .middle { text-anchor: middle; } svg .end { text-anchor: end; }
 svg .grid { stroke: #eceef1; } svg .zero { stroke: #8a8f98; } svg .error { stroke: #1c2128; stroke-width: 1.2; }
 svg .line { fill: none; stroke-width: 2; }
