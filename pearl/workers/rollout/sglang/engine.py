@@ -72,8 +72,8 @@ class SglangEngine:
         point: MeetingPoint | None = None,
         role: Role = "colocated",
     ) -> None:
-        """``model`` writes the model's directory when the engine starts. A server that runs already is used as it is
-        and left running. The engine's tasks are in ``group``, which fails with EngineDiedError when SGLang does.
+        """``model`` writes the model's directory when the engine starts. A server that runs already is emptied,
+        used and left running. The engine's tasks are in ``group``, which fails with EngineDiedError when SGLang does.
         ``point`` is where its halves of pairs are met, closed with the engine; without it, it is colocated only."""
         if role != "colocated" and point is None:
             raise UnsupportedError(f"the sglang engine takes the role {role} only with a meeting point")
@@ -112,7 +112,10 @@ class SglangEngine:
             self._owns_server = True
             await self._server.start(self.role, self._start_limit_s)
         self._connect()
-
+        if not self._owns_server:
+            await self._control.abort_all()
+            await self._control.resume()
+            await self._control.flush(IDLE_LIMIT_S)
         if self._point is not None:
             await self._point.start()
         self._watching = self._group.create_task(self._watch(), name="watch SGLang")
