@@ -137,12 +137,13 @@ def evaluate(runs: Runs, scale: Scale) -> Figure:
         ],
         remarks=[
             *orderings(runs, scale),
-            "Borrowing adds 8 workers to 2 to 8 and is most of the gain here, larger than in the paper: "
-            "the load-bound set "
-            "keeps all workers busy to the end of a batch, and training takes a small part of a step, so "
-            "that lent GPUs "
-            "are there for most of it.",
-            "ROLL ends 4 or 5 steps in two hours: counting whole steps only is a large part of the intervals.",
+            "PEARL over ROLL is near the paper's. Over RLBoost+ it is larger, since RLBoost+ is weaker here: in strict "
+            "batches with each trajectory on one worker, GPUs that come in the middle of a batch are of "
+            "use from the next "
+            "one on. The paper does not say how its RLBoost+ routes; with cache-aware routing (last "
+            "column) most of the "
+            "difference goes, and what is left is mainly borrowing: 8 workers beside 2 to 8.",
+            "ROLL ends about 5 steps in two hours, and only whole ones count: a large part of the intervals.",
         ],
     )
 

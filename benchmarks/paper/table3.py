@@ -47,9 +47,9 @@ def evaluate(runs: Runs, scale: Scale) -> Figure:
             )
         ],
         remarks=[
-            "The paper's table is the simulator's input; activation and deactivation are measured in the runs and are "
-            "longer by what waits: a worker that takes a newer version or another role before it serves, requests that "
-            "are interrupted before memory goes.",
+            "The paper's table is the simulator's input. Activation and deactivation are measured in the "
+            "runs: activation is "
+            "longer by the switch of workers that come back in another role before they serve.",
         ],
     )
 
