@@ -133,7 +133,9 @@ def describe_elasticity(elastic: ElasticConfig) -> str:
     """Said once at the start; "" when nothing is elastic."""
     parts = []
     if elastic.inter:
-        parts.append("GPUs may arrive and be reclaimed" + (f" (trace {elastic.trace})" if elastic.trace else ""))
+        parts.append(
+            "GPUs may arrive and be reclaimed" + (f" (trace {elastic.trace})" if elastic.trace else "")
+        )
     if elastic.borrow != "never":
         parts.append(f"idle training GPUs are lent (borrow = {elastic.borrow})")
     if elastic.pd != "colocated":

@@ -67,9 +67,7 @@ class PreemptibleAgent:
         watch_signals(self.call_off)
         lifetime_s = self._terms.lifetime_s
         if lifetime_s is not None:
-            loop.call_later(
-                max(0.0, lifetime_s - self._terms.grace_s), self.call_off, "end of its lifetime"
-            )
+            loop.call_later(max(0.0, lifetime_s - self._terms.grace_s), self.call_off, "end of its lifetime")
         give_up_at = loop.time() + self._terms.rejoin_s
         incarnation = 0
         while True:

@@ -182,8 +182,12 @@ class SglangConfig(Section, frozen=True):
 
     python: str = ""  # interpreter that SGLang is installed for; "" = that of the worker
     transfer: Literal["mooncake", "mooncake_tcp", "nixl"] = "mooncake"  # of KV between halves: RDMA, TCP, UCX
-    stream_interval: int = 1  # tokens of a request that are told at once; more costs less, and loses more in a crash
-    options: dict[str, int | float | str | bool] = {}  # more arguments of its server, e.g. attention-backend = "fa3"
+    stream_interval: int = (
+        1  # tokens of a request that are told at once; more costs less, and loses more in a crash
+    )
+    options: dict[
+        str, int | float | str | bool
+    ] = {}  # more arguments of its server, e.g. attention-backend = "fa3"
 
 
 class Config(Section, frozen=True):

@@ -37,7 +37,8 @@ def test_a_slots_whole_life_is_legal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("start", "to"), [("gone", "serving"), ("ready", "serving"), ("updating", "serving"), ("stopping", "serving")]
+    ("start", "to"),
+    [("gone", "serving"), ("ready", "serving"), ("updating", "serving"), ("stopping", "serving")],
 )
 def test_nothing_serves_without_a_proof(start: Condition, to: Condition) -> None:
     table = table_of(1)

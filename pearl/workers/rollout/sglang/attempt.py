@@ -124,7 +124,9 @@ def read_event(event: Any, num_known: int, asks_prefill: int = 1) -> Piece:
     spans = [(str(s["version"]), int(s["start"]), int(s["end"])) for s in meta.get("weight_versions") or []]
     prefilled = int(meta.get("prompt_tokens", 0)) - int(meta.get("cached_tokens") or 0)
     finish = meta.get("finish_reason")
-    kind, message = (finish.get("type"), str(finish.get("message", ""))) if isinstance(finish, dict) else (None, "")
+    kind, message = (
+        (finish.get("type"), str(finish.get("message", ""))) if isinstance(finish, dict) else (None, "")
+    )
     return Piece(ids, logprobs, spans, max(0, prefilled) if asks_prefill and total else 0, kind, message)
 
 
@@ -133,7 +135,7 @@ def finish_of(piece: Piece, is_aborted: bool) -> FinishReason | None:
         case None:
             return None
         case "stop" | "length":
-            return piece.finish  # type: ignore[return-value]
+            return piece.finish
         case "abort":
             return "abort" if is_aborted or piece.message in ("", "Aborted") else "error"
     return "error"

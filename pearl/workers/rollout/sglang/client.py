@@ -15,7 +15,8 @@ CONNECT_LIMIT_S = 5.0
 
 
 class ServerError(ValueError):
-    """The server did not answer, or said no; the message names the call. A ValueError, as every failure of an engine is."""
+    """The server did not answer, or said no; the message names the call. A ValueError, as every failure of an engine
+    is."""
 
 
 class Answer(NamedTuple):

@@ -84,5 +84,3 @@ class Control:
         if isinstance(said, dict) and said.get("success") is False:
             raise ServerError(f"POST {path}: {said.get('message')}")
         return said
-
-

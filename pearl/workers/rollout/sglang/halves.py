@@ -32,7 +32,9 @@ class Halves:
     def begin(self, attempt: Attempt, kind: Literal["prefill", "decode"]) -> None:
         attempt.half = kind
         if not self._running.is_open:
-            self._running.end(attempt, "abort", "this worker is paused; its other half may be elsewhere by then")
+            self._running.end(
+                attempt, "abort", "this worker is paused; its other half may be elsewhere by then"
+            )
         elif kind == "decode":
             self._point.expect(
                 Half(
@@ -100,6 +102,4 @@ class Halves:
         async with asyncio.TaskGroup() as group:
             for attempt in list(self._running.live.values()):
                 if attempt.half == "prefill" or (attempt.half == "decode" and attempt.num_known == 0):
-                    group.create_task(
-                        self._running.abort(attempt.number), name=f"abort {attempt.number}"
-                    )
+                    group.create_task(self._running.abort(attempt.number), name=f"abort {attempt.number}")

@@ -43,7 +43,9 @@ class AnswerParser:
                 raise HttpError("an answer without an end to its head")
             return False
         first, *lines = head.decode("latin-1").split("\r\n")
-        fields = {key.strip().lower(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+        fields = {
+            key.strip().lower(): value.strip() for key, _, value in (line.partition(":") for line in lines)
+        }
         words = first.split(" ")
         if len(words) < 2 or not words[0].startswith("HTTP/1.") or not words[1].isdecimal():
             raise HttpError(f"no answer of HTTP: {first[:80]!r}")

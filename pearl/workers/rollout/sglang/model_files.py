@@ -51,13 +51,17 @@ def write_model(config: ModelConfig, vocabulary_size: int, directory: Path) -> M
 
 def _without_ends(content: dict[str, Any], dtype: str) -> dict[str, Any]:
     kept = {key: value for key, value in content.items() if key not in END_TOKEN_KEYS}
-    return {key: value for key, value in kept.items() if key not in ("torch_dtype", "dtype")} | {"torch_dtype": dtype}
+    return {key: value for key, value in kept.items() if key not in ("torch_dtype", "dtype")} | {
+        "torch_dtype": dtype
+    }
 
 
 def _read(directory: Path, config: ModelConfig, vocabulary_size: int) -> Model:
     settings = AutoConfig.from_pretrained(directory, trust_remote_code=False)
     with torch.device("meta"):
-        shapes = AutoModelForCausalLM.from_config(settings, dtype=getattr(torch, config.dtype))
+        shapes = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            settings, dtype=getattr(torch, config.dtype)
+        )
     rows = shapes.get_input_embeddings().weight.shape[0]
     if rows < vocabulary_size:
         raise ValueError(

@@ -26,7 +26,9 @@ class PassMeter:
         if self._since_s is None:
             self._since_s = now
 
-    def note(self, attempt: int, now: float, num_tokens: int, prefilled_tokens: int, context_tokens: int) -> None:
+    def note(
+        self, attempt: int, now: float, num_tokens: int, prefilled_tokens: int, context_tokens: int
+    ) -> None:
         """Tokens of one attempt came."""
         if attempt in self._seen:
             self._close(self._last_s)

@@ -19,7 +19,9 @@ def refusal(request: GenerateRequest, vocabulary_size: int, settings: SglangSett
         return f"temperature = {params.temperature}; it must be finite and not negative"
     total = len(request.ids) + params.max_new_tokens
     if total > settings.kv_capacity_tokens:
-        return f"{total} tokens of context and answer never fit into {settings.kv_capacity_tokens} tokens of KV"
+        return (
+            f"{total} tokens of context and answer never fit into {settings.kv_capacity_tokens} tokens of KV"
+        )
     if total > settings.max_context_tokens:
         return (
             f"{total} tokens of context and answer are more than rollout.max_context_tokens = "

@@ -33,9 +33,7 @@ CountTokens = Callable[[int], None]
 
 
 class Running:
-    def __init__(
-        self, group: asyncio.TaskGroup, meter: PassMeter, count_tokens: CountTokens | None
-    ) -> None:
+    def __init__(self, group: asyncio.TaskGroup, meter: PassMeter, count_tokens: CountTokens | None) -> None:
         self.meter = meter
         self.on_landed: Callable[[Attempt], None] = lambda attempt: None
         """The first token of a decode half came: its KV is here."""
@@ -181,7 +179,9 @@ class Running:
                         continue
         except (TimeoutError, ServerError) as error:
             if attempt.rid == rid:
-                log.warning("attempt %d did not come out, its connection is closed: %s", attempt.number, error)
+                log.warning(
+                    "attempt %d did not come out, its connection is closed: %s", attempt.number, error
+                )
                 self._stop(attempt)
 
     # What SGLang says

@@ -5,6 +5,7 @@ worker's group, by which the node agent ends what is left of a group.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -51,7 +52,7 @@ class Server:
         self.client = Client(free_port())
         self.bootstrap_port = free_port()
         command = arguments(self._settings, role, self.client.port, self.bootstrap_port)
-        with open(self._settings.log_path, "ab") as output:
+        with open(self._settings.log_path, "ab") as output:  # noqa: ASYNC230  a log file on this host
             # From the loop's thread: the child is told to die with the thread that started it.
             self._process = subprocess.Popen(  # noqa: ASYNC220  only the start, a matter of milliseconds
                 [self._settings.python, "-u", *command],
@@ -108,10 +109,8 @@ class Server:
             return
         self.unwatch()
         with open_pidfds(with_descendants([process.pid])) as fds:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # also whoever was adopted meanwhile
-            except ProcessLookupError:
-                pass
             send(fds, signal.SIGKILL)
             if not await wait_gone(fds, KILL_LIMIT_S):
                 log.error("processes of SGLang do not end on SIGKILL within %g s", KILL_LIMIT_S)

@@ -138,9 +138,7 @@ def _install_saver() -> None:
             _resume(tag)
 
     nothing = adapters._TorchMemorySaverAdapterNoop
-    adapters.TorchMemorySaverAdapter.create = staticmethod(
-        lambda enable: CpuSaver() if enable else nothing()
-    )
+    adapters.TorchMemorySaverAdapter.create = staticmethod(lambda enable: CpuSaver() if enable else nothing())
 
 
 def _pause(tag: str) -> None:
