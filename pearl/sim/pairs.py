@@ -23,15 +23,21 @@ class Party(Protocol):
 
 
 class _Half:
-    """A decode half that waits. ``flow`` is the transfer's number, once it has begun."""
+    """A decode half that waits. ``flow`` is the transfer's number on ``link``, once it has begun."""
 
-    __slots__ = ("decode", "flow", "prefill", "request")
+    __slots__ = ("decode", "flow", "link", "prefill", "request")
 
     def __init__(self, request: Request, prefill: Party | None, decode: Party) -> None:
         self.request = request
         self.prefill = prefill
         self.decode = decode
         self.flow = 0
+        self.link: SharedLink | None = None
+
+    def cancel(self) -> None:
+        """On the link that it travels on, whatever has become of its worker."""
+        if self.link is not None:
+            self.link.cancel(self.flow)
 
 
 class Pairs:
@@ -57,7 +63,8 @@ class Pairs:
         request = half.request
         lacking = request.context_tokens - half.decode.engine.cache.kept_tokens(request.trajectory)
         num_bytes = max(1, lacking) * self._speed.kv_bytes_per_token
-        half.flow = half.prefill.link.send(num_bytes, lambda: self._arrived(attempt))
+        half.link = half.prefill.link
+        half.flow = half.link.send(num_bytes, lambda: self._arrived(attempt))
 
     def _arrived(self, attempt: AttemptId) -> None:
         half = self._waiting.pop(attempt)
@@ -69,8 +76,7 @@ class Pairs:
         if half is None or half.decode is not decode:
             return None
         del self._waiting[attempt]
-        if half.flow and half.prefill is not None:
-            half.prefill.link.cancel(half.flow)
+        half.cancel()
         return Progress(half.request, 0, 0, "abort")
 
     def abort_all(self, decode: Party) -> list[Progress]:
@@ -85,6 +91,7 @@ class Pairs:
             if half.prefill is prefill:
                 half.prefill = None
                 if half.flow:
+                    half.cancel()
                     del self._waiting[attempt]
                     broken.append((half.decode, Progress(half.request, 0, 0, "error")))
         return broken

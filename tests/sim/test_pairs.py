@@ -117,6 +117,8 @@ def test_a_prefill_worker_that_dies_while_sending_fails_the_decode_half() -> Non
     while trial.clock.next_time() is not None and not broken:
         trial.clock.step()
     assert [(one.made, one.finish) for _, one in broken] == [(0, "error")]
+    run(trial.clock)
+    assert trial.decode.ended == []  # what was on its way never arrives
 
 
 def test_an_interrupted_decode_costs_its_suffix_and_an_interrupted_prefill_a_full_pass() -> None:
