@@ -24,9 +24,9 @@ STUCK = "routed as ROLL, a trajectory on one worker"
 VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     BASE: ("pearl", ()),
     STUCK: ("pearl", (STICKY,)),
-    "+ early start": ("pearl", (EARLY,)),
+    "+ early start (preset pearl+)": ("pearl+", ()),
     "+ fluid predictor": ("pearl", (FLUID,)),
-    "+ both (preset pearl+)": ("pearl+", ()),
+    "+ early start and fluid predictor": ("pearl", (EARLY, FLUID)),
     "+ early start, without roles": ("colocated+", (EARLY,)),
 }
 
@@ -108,6 +108,8 @@ def evaluate(runs: Runs, scale: Scale) -> Figure:
             "Early start gains nothing over a system that has it already; both ways to start a batch "
             "keep the staleness "
             "within 1.",
+            "The fluid predictor brings no throughput over the closed form here, so that pearl+ is pearl "
+            "with early start.",
             "Without roles, early start does as well as with them here: a prefill-decode split has to beat colocated "
             "workers that are routed well, and with these costs it does not by more than the intervals.",
         ],

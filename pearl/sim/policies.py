@@ -51,12 +51,11 @@ POLICIES: dict[str, Policy] = {
         pd="adaptive",
     ),
     "pearl+": _policy(
-        "pearl, with early start and the survival-fluid predictor",
+        "pearl, with early start",
         inter=True,
         borrow="gated",
         pd="adaptive",
         start="early",
-        makespan="fluid",
     ),
     "colocated+": _policy("pearl without roles: what PD has to beat", inter=True, borrow="gated"),
     "roll": _policy("reserved GPUs only, each trajectory on one worker", router="sticky"),
