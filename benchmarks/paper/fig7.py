@@ -99,7 +99,8 @@ def evaluate(runs: Runs, scale: Scale) -> Figure:
             "what else interference costs on real GPUs is not modelled.",
             "With borrowing, gains are the paper's in kind and size: largest with 4 GPUs, falling as the pool grows.",
             "With 4 GPUs the engine colocates, as the paper says; the forced split is compared over the first batch.",
-            "The gate admits always at these costs, so that C is B; the paper's differences between them "
+            "The gate admits nearly always at these costs, so that C is close to B; the paper's "
+            "differences between them "
             "are from gates "
             "that learn their costs.",
         ],
