@@ -19,7 +19,9 @@ the rules that every run must keep:
 7.  Every generated token has a version: a turn's ``versions`` add up to its ``generated_tokens``.
 8.  Tokens are conserved: generated = surviving + discarded + unfinished. A life that was trained in a dead lineage
     shows up again, as discarded or as trained by a surviving update, and is counted there.
-9.  An evaluation round is made with the weights of one step, each task once.
+9.  Prefilled tokens are conserved in the same way, those of evaluations included; reprefilled is what a turn prefilled
+    beyond its new prompt tokens.
+10. An evaluation round is made with the weights of one step, each task once.
 """
 
 import json
@@ -55,6 +57,7 @@ def check(run_dir: str | Path) -> list[str]:
     claims = {
         **_count_training(trained, surviving, summary),
         **_count_tokens(lines, surviving, summary),
+        **_count_prefill(lines, surviving, summary),
         **_rewards(surviving),
     }
     problems.extend(_compare(claims, summary))
@@ -232,6 +235,19 @@ def _count_tokens(lines: list[Line], surviving: list[Line], summary: Line) -> Li
     if summary["complete"]:  # otherwise a round may have been under way
         counts["evaluation_tokens"] = sum(map(_generated, evaluated))
     return counts
+
+
+def _count_prefill(lines: list[Line], surviving: list[Line], summary: Line) -> Line:
+    """A life that was trained in a dead lineage shows up again: it counts there."""
+    ended = surviving + [line for line in lines if line["discarded"] or line["evaluation"] is not None]
+    lives = {id(line): line for line in ended}.values()  # a discarded evaluation is one line
+    turns = [turn for line in lives for turn in line["turns"]]
+    prefilled = sum(turn["prefilled_tokens"] for turn in turns)
+    again = sum(max(0, turn["prefilled_tokens"] - turn["new_prompt_tokens"]) for turn in turns)
+    return {
+        "prefilled_tokens": prefilled + summary["prefilled_unfinished"],
+        "reprefilled_tokens": again + summary["reprefilled_unfinished"],
+    }
 
 
 def _rewards(surviving: list[Line]) -> Line:

@@ -14,6 +14,7 @@ Summary = dict[str, int | float | str | bool | list[list[int]] | None]
 def summarize(state: CoreState, training: Training, config: Config, now: float) -> Summary:
     counters = state.counters
     unfinished = [t for t in state.rollout.trajectories.values() if t.phase != "trained"]
+    unfinished_turns = [turn for trajectory in unfinished for turn in trajectory.turns]
     summary: Summary = {
         "complete": state.trainer.step >= state.rollout.buffer.num_steps > 0,
         "steps": state.trainer.step,
@@ -27,6 +28,8 @@ def summarize(state: CoreState, training: Training, config: Config, now: float) 
         "prompts_trained_twice": training.prompts_trained_twice,
         "prompts_lost": training.prompts_lost,
         "tokens_unfinished": sum(t.generated_tokens for t in unfinished if t.evaluation is None),
+        "prefilled_unfinished": sum(turn.prefilled_tokens for turn in unfinished_turns),
+        "reprefilled_unfinished": sum(turn.reprefilled_tokens for turn in unfinished_turns),
         "evaluation_tasks": state.num_evaluation_tasks,
         "lineages": [[restore.lineage, restore.step] for restore in state.lineages.restores],
     }

@@ -57,6 +57,11 @@ class Turn(msgspec.Struct):
     worker: Slot | None = None  # the slot that finished the turn
     versions: list[VersionRun] = msgspec.field(default_factory=list)
 
+    @property
+    def reprefilled_tokens(self) -> int:
+        """Prefilled beyond the first time: caches lost, what a decode worker made."""
+        return max(0, self.prefilled_tokens - self.new_prompt_tokens)
+
 
 class TrajectoryRecord(msgspec.Struct, frozen=True):
     """One line of ``trajectories.jsonl``, written when the trajectory is trained, masked or discarded."""
