@@ -1,5 +1,7 @@
 """What types cannot say: ranges, and settings that must fit each other."""
 
+import importlib.util
+import os
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -62,6 +64,7 @@ AT_LEAST: dict[str, dict[str, int]] = {
         ),
         0,
     ),
+    "sglang": {"stream_interval": 1},
     "emulated": dict.fromkeys(
         (
             "prefill_seconds_per_token",
@@ -244,7 +247,7 @@ def _elastic(config: Config) -> Iterator[str]:
 def _engines(config: Config) -> Iterator[str]:
     rollout, training = config.rollout, config.training
     if rollout.engine == "sglang":
-        yield 'rollout.engine: "sglang" is not built yet; use "torch"'
+        yield from _sglang(config)
     if rollout.engine == "torch" and rollout.gpus_per_worker != 1:
         yield (
             f"rollout.gpus_per_worker: {rollout.gpus_per_worker}: the torch engine runs on one GPU; "
@@ -263,6 +266,17 @@ def _engines(config: Config) -> Iterator[str]:
                 f'{key}: "{chosen[key]}" does not go with {emulated}: engine, training and environment are '
                 "emulated together or not at all"
             )
+
+
+def _sglang(config: Config) -> Iterator[str]:
+    python = config.sglang.python
+    if python and not os.access(python, os.X_OK):
+        yield f'sglang.python: "{python}" is no program; name the interpreter that SGLang is installed for'
+    if not python and importlib.util.find_spec("sglang") is None:
+        yield (
+            'rollout.engine: "sglang" is not installed here. On a GPU host: pip install "pearl[sglang]"; on a CPU '
+            "host: launch/install-sglang-cpu.sh VENV, then sglang.python=VENV/bin/python"
+        )
 
 
 def _emulated(config: Config) -> Iterator[str]:

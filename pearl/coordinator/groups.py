@@ -100,6 +100,8 @@ class Groups:
         module, num_processes = ROLLOUT_MODULE, len(gpus)
         if self._config.rollout.engine == "emulated":
             module, num_processes = EMULATED_ROLLOUT_MODULE, 0
+        elif self._config.rollout.engine == "sglang":
+            num_processes = 1  # SGLang starts a process a GPU itself
         spec = StartGroup(
             name,
             module,

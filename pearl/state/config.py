@@ -181,7 +181,8 @@ class SglangConfig(Section, frozen=True):
     """Of ``rollout.engine = "sglang"``: each worker runs a server of its own."""
 
     python: str = ""  # interpreter that SGLang is installed for; "" = that of the worker
-    transfer: Literal["mooncake", "mooncake_tcp", "nixl"] = "mooncake"  # of KV between halves: RDMA, TCP, UCX
+    transfer: Literal["auto", "mooncake", "mooncake_tcp", "nixl"] = "auto"
+    """Of KV between halves: RDMA, TCP, UCX; auto = mooncake, by TCP where there is no GPU."""
     stream_interval: int = (
         1  # tokens of a request that are told at once; more costs less, and loses more in a crash
     )

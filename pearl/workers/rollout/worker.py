@@ -22,6 +22,7 @@ from pearl.workers.model import build_model, resolve_device, use_one_thread
 from pearl.workers.rollout.kv_transfer.transport import KvTransport
 from pearl.workers.rollout.process import CountTokens, parse, serve_engine, token_counter
 from pearl.workers.rollout.protocol import Engine, Role
+from pearl.workers.rollout.sglang.worker import serve_sglang
 from pearl.workers.rollout.torch_engine.engine import TorchEngine
 from pearl.workers.rollout.torch_engine.settings import settings_of
 from pearl.workers.rollout.transports import make_transport
@@ -60,6 +61,8 @@ def make_engine(
 
 async def serve(options: argparse.Namespace, config: Config, count_tokens: CountTokens | None) -> str:
     """Returns why it ended; raises what made the engine fail to start."""
+    if config.rollout.engine == "sglang":
+        return await serve_sglang(options, config, count_tokens)
     transport = make_transport(config, options)
     engine = make_engine(config, options.vocabulary_size, count_tokens, transport, options.role)
     receiver = Receiver(options.slot, options.incarnation, socket.gethostname())

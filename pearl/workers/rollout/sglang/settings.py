@@ -39,10 +39,12 @@ class SglangSettings:
     options: Mapping[str, int | float | str | bool]
 
 
-def settings_of(config: Config, model_directory: Path, uses_gpu: bool, log_path: Path) -> SglangSettings:
+def settings_of(
+    config: Config, *, python: str, model_directory: Path, uses_gpu: bool, log_path: Path
+) -> SglangSettings:
     rollout, sglang = config.rollout, config.sglang
     return SglangSettings(
-        python=sglang.python,
+        python=python,
         model_directory=model_directory,
         dtype=config.model.dtype,
         uses_gpu=uses_gpu,
@@ -52,10 +54,16 @@ def settings_of(config: Config, model_directory: Path, uses_gpu: bool, log_path:
         max_context_tokens=rollout.max_context_tokens,
         prefill_chunk_tokens=rollout.prefill_chunk_tokens,
         stream_interval=sglang.stream_interval,
-        transfer=sglang.transfer,
+        transfer=_transfer(sglang.transfer, uses_gpu),
         log_path=log_path,
         options=sglang.options,
     )
+
+
+def _transfer(named: str, uses_gpu: bool) -> str:
+    if named != "auto":
+        return named
+    return "mooncake" if uses_gpu else "mooncake_tcp"
 
 
 def arguments(settings: SglangSettings, role: Role, port: int, bootstrap_port: int) -> list[str]:

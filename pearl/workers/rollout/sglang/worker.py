@@ -1,0 +1,68 @@
+"""A rollout worker whose engine is an SGLang server under it."""
+
+import argparse
+import asyncio
+import os
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+from pearl.runtime import counter
+from pearl.state.config import Config
+from pearl.workers.links.address import advertised_address
+from pearl.workers.links.receiver import Receiver
+from pearl.workers.model import resolve_device
+from pearl.workers.rollout.process import CountTokens, serve_engine
+from pearl.workers.rollout.sglang.engine import SglangEngine
+from pearl.workers.rollout.sglang.meeting import MeetingPoint
+from pearl.workers.rollout.sglang.model_files import write_model
+from pearl.workers.rollout.sglang.server import Server
+from pearl.workers.rollout.sglang.settings import settings_of
+from pearl.workers.rollout.transports import LOOPBACK
+
+
+async def serve_sglang(options: argparse.Namespace, config: Config, count_tokens: CountTokens | None) -> str:
+    """Returns why it ended; raises what made SGLang fail to start, or EngineDiedError when it ended by itself."""
+    directory = work_directory()
+    host, bind_host = _hosts(options.address)
+    settings = settings_of(
+        config,
+        python=config.sglang.python or sys.executable,
+        model_directory=directory / "sglang-model",
+        uses_gpu=resolve_device(config.model).type == "cuda",
+        log_path=directory / "sglang.log",
+    )
+    point = None
+    if config.elastic.pd != "colocated":
+        point = MeetingPoint(bind_host, host, f"rollout.{options.slot}.{options.incarnation}")
+    receiver = Receiver(options.slot, options.incarnation, socket.gethostname())
+    async with asyncio.TaskGroup() as group:
+        engine = SglangEngine(
+            settings,
+            Server(settings, host),
+            lambda: write_model(config.model, options.vocabulary_size, settings.model_directory),
+            group,
+            start_limit_s=config.runtime.start_timeout_s,
+            count_tokens=count_tokens,
+            point=point,
+            role=options.role,
+        )
+        try:
+            kv_address = "" if point is None else str(point.address)
+            return await serve_engine(options, config, engine, receiver, kv_address)
+        finally:
+            await engine.shutdown()
+
+
+def work_directory() -> Path:
+    """Of the worker's group, where its logs are: it is cleared away with the run."""
+    path = os.environ.get(counter.ENVIRONMENT_KEY)
+    return Path(path).parent if path else Path(tempfile.mkdtemp(prefix="pearl-sglang-"))
+
+
+def _hosts(coordinator: str) -> tuple[str, str]:
+    """(where others reach this worker, what it listens at)."""
+    if coordinator.startswith(LOOPBACK):
+        return "127.0.0.1", "127.0.0.1"
+    return advertised_address(None, peers_elsewhere=True), "0.0.0.0"
