@@ -69,6 +69,7 @@ def test_pr_01_gpus_come_and_go_while_workers_die(tmp_path: Path) -> None:
     assert_replays(run)
 
 
+@pytest.mark.slow
 def test_ag_01_other_hosts_join_leave_and_die(tmp_path: Path) -> None:
     """Two agents' workers serve; the host that gives notice is given back in its grace, the one that dies is missed."""
     with (
@@ -103,6 +104,7 @@ def gone(run: LiveRun) -> list[dict[str, object]]:
     return [line for line in run.metrics("worker") if line["event"] == "gone"]
 
 
+@pytest.mark.slow
 def test_ws_11_a_receiver_stops_amid_a_push(tmp_path: Path) -> None:
     """The trainer is free within the deadline, the other worker has one whole version, the next push passes."""
     settings = {

@@ -149,7 +149,7 @@ def test_staleness_0_has_the_losses_of_a_plain_synchronous_loop(uninterrupted: F
     assert uninterrupted.losses == pytest.approx(json.loads(result.stdout), abs=1e-5)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(1))
 def test_pl_02_ck_01_coordinator_killed_and_resumed(
     tmp_path: Path, seed: int, uninterrupted: Finished
 ) -> None:
@@ -157,7 +157,7 @@ def test_pl_02_ck_01_coordinator_killed_and_resumed(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2, 20))
+@pytest.mark.parametrize("seed", range(1, 20))
 def test_coordinator_killed_anywhere_and_resumed(tmp_path: Path, seed: int, uninterrupted: Finished) -> None:
     crash_and_compare(tmp_path / "run", seed, uninterrupted)
 
