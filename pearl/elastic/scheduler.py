@@ -97,7 +97,7 @@ class ElasticScheduler:
         for row in own:
             self.lives.start(row, now)
         if own:
-            self.roles.assign(own, 1, now)
+            report_plan(self._effects, self.roles.assign(own, 1, now), "mandatory", "the job begins", now)
         self.toggle.start(now)
 
     def _own_workers(self) -> list[WorkerRow]:
