@@ -131,7 +131,7 @@ def test_an_attempt_that_was_taken_out_goes_on_with_what_it_has() -> None:
 def test_how_it_ended() -> None:
     def piece(kind: str | None, message: str = "") -> Any:
         reason = {"finish_reason": {"type": kind, "message": message}} if kind else {}
-        return read_event(event([], 0, **reason), 0)
+        return read_event(event([], 0, **reason), 0)  # type: ignore[arg-type]
 
     assert finish_of(piece(None), is_aborted=False) is None
     assert finish_of(piece("length"), is_aborted=True) == "length"
@@ -186,7 +186,7 @@ def test_tokens_that_come_several_at_once_are_as_many_passes() -> None:
 
 
 def settings(uses_gpu: bool, **rollout: int) -> Any:
-    config = Config(model=ModelConfig(device="cpu"), rollout=RolloutConfig(engine="sglang", **rollout))
+    config = Config(model=ModelConfig(device="cpu"), rollout=RolloutConfig(engine="sglang", **rollout))  # type: ignore[arg-type]
     return settings_of(
         config, python="/p", model_directory=Path("/m"), uses_gpu=uses_gpu, log_path=Path("/l")
     )
