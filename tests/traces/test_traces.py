@@ -32,7 +32,15 @@ def saved_in_six_ways(text: str) -> list[bytes]:
     plain = text.encode()
     crlf = text.replace("\n", "\r\n").encode()
     bom = b"\xef\xbb\xbf"
-    return [plain, bom + plain, crlf, bom + crlf, plain.rstrip(b"\n"), plain + b"\n\n", gzip.compress(plain)]
+    return [
+        plain,
+        bom + plain,
+        crlf,
+        bom + crlf,
+        plain.rstrip(b"\n"),
+        plain + b"\n\n",
+        gzip.compress(plain, mtime=0),
+    ]
 
 
 @pytest.mark.parametrize(
