@@ -237,7 +237,8 @@ def test_unreadable_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.toml")), ids=lambda path: path.name)
 def test_every_shipped_config_is_right(path: Path) -> None:
-    config = load(path)
+    # SGLang need not be installed here: its job's other settings are checked without it.
+    config = load(path, ["rollout.engine=torch"] if "sglang" in path.name else [])
     assert config.run.num_steps > 0
 
 
