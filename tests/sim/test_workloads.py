@@ -102,8 +102,16 @@ def test_a_run_is_replayed_trajectory_by_trajectory(tmp_path: Path) -> None:
     [
         ("a.json.gz", b"not gzip", "holds no recorded trajectories"),
         ("a.json.gz", gzip.compress(b"[]", mtime=0), "no trajectory with a turn"),
-        ("a.json.gz", gzip.compress(b'[{"id": "x", "prompt0": 5, "turns": [{"out": "many"}]}]', mtime=0), "out"),
-        ("a.json.gz", gzip.compress(b'[{"id": "x", "prompt0": 0, "turns": [{"out": 1}]}]', mtime=0), "trajectory x"),
+        (
+            "a.json.gz",
+            gzip.compress(b'[{"id": "x", "prompt0": 5, "turns": [{"out": "many"}]}]', mtime=0),
+            "out",
+        ),
+        (
+            "a.json.gz",
+            gzip.compress(b'[{"id": "x", "prompt0": 0, "turns": [{"out": 1}]}]', mtime=0),
+            "trajectory x",
+        ),
         ("a.json", b"{}", "is no profile"),
         ("trajectories.jsonl", b"{}\n{", "line 2"),
         ("trajectories.jsonl", b"{}", "no trained trajectory"),
