@@ -142,7 +142,7 @@ def test_staleness_0_has_the_losses_of_a_plain_synchronous_loop(uninterrupted: F
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
     )
     assert result.returncode == 0, result.stderr[-3000:]
