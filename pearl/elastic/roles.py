@@ -75,14 +75,14 @@ class RoleManager:
         current = {row.slot: row.wanted_role for row in self.active()}
         target = Allocation(colocated=len(current) + len(joiners))
         if not self.is_settled:
-            target = self._ask(len(current) + len(joiners), steps_left, now).target
+            target = self._ask(len(current) + len(joiners), self.allocation(), steps_left, now).target
         plan = make_plan(current, (), [row.slot for row in joiners], target)
         for assignment in plan.add:
             self._table.rows[assignment.slot].wanted_role = assignment.role
         return plan
 
     def _decide(self, rows: list[WorkerRow], steps_left: int, now: float) -> None:
-        decision = self._ask(len(rows), steps_left, now)
+        decision = self._ask(len(rows), allocation_of(rows), steps_left, now)
         self._counters.mode_switches += decision.switch == "mode"
         self._counters.ratio_switches += decision.switch == "ratio"
         plan = make_plan({row.slot: row.wanted_role for row in rows}, (), (), decision.target)
@@ -94,12 +94,11 @@ class RoleManager:
                 self._effects, plan, "mandatory" if decision.forced else "optional", decision.reason, now
             )
 
-    def _ask(self, num_workers: int, steps_left: int, now: float) -> Decision:
+    def _ask(self, num_workers: int, current: Allocation, steps_left: int, now: float) -> Decision:
         config = self._config.elastic
         # Where training GPUs come and go with every step, a switch has to pay for itself within one.
         lasts = 1.0 if config.borrow != "never" else max(1.0, float(steps_left))
         cost = SwitchCost(self._state.switch_s or 0.0, lasts)
-        current = self.allocation()
         decision = decide(self._tracker.profile(), num_workers, current, config, cost)
         best = sorted(decision.candidates, key=lambda candidate: candidate.seconds)[:SHOWN_CANDIDATES]
         self._effects.report(
@@ -118,8 +117,7 @@ class RoleManager:
 
     def allocation(self) -> Allocation:
         """Of the active workers, as the newest plan wants them."""
-        roles = [row.wanted_role for row in self.active()]
-        return Allocation(roles.count("prefill"), roles.count("decode"), roles.count("colocated"))
+        return allocation_of(self.active())
 
     # switching
 
@@ -166,6 +164,11 @@ class RoleManager:
             return False
         self._state.switch_s = smooth(self._state.switch_s, event.seconds, self._config.elastic.smoothing)
         return True
+
+
+def allocation_of(rows: Iterable[WorkerRow]) -> Allocation:
+    roles = [row.wanted_role for row in rows]
+    return Allocation(roles.count("prefill"), roles.count("decode"), roles.count("colocated"))
 
 
 def has_path(rows: Sequence[WorkerRow]) -> bool:

@@ -50,6 +50,27 @@ def test_arrivals_and_reclaims_change_the_ratio_and_only_who_the_plan_names() ->
     assert_clean(world)
 
 
+def test_joiners_that_wait_for_their_group_are_no_part_of_the_decision_for_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = make_world(num_steps=20, pd="1P2D")
+    go_until(world, lambda: roles(world) == "DP")
+    start = world._start_worker
+
+    def start_slowly(command: commands.StartWorker) -> None:
+        world.slow_start_s = 60.0 if command.slot == 4 else 0.0
+        start(command)
+
+    monkeypatch.setattr(world, "_start_worker", start_slowly)
+    world.feed(events.GpusArrived(local(4, 5, 6)))
+    go_until(world, lambda: len(serving(world)) == 5)
+    go_until(world, lambda: roles(world) == "DDDPP")
+    decided = [d for d in reports(world, "decision") if d["workers"] == 2]
+    assert decided
+    assert {d["current"] for d in decided} <= {"0C", "2C", "1P1D"}
+    assert_clean(world)
+
+
 def test_a_shrink_that_removes_the_last_decode_worker_falls_back_at_once() -> None:
     world = make_world(num_steps=20, pd="1P1D")
     go_until(world, lambda: roles(world) == "DP")
