@@ -54,15 +54,15 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
         "emulated.decode_fixed_seconds": 0.008,
         "emulated.decode_seconds_per_seq": 0.0001,
         "emulated.train_seconds": 1.0,
-        "emulated.activation_seconds": 0.6,
-        "emulated.release_seconds": 0.4,
-        "emulated.offload_seconds": 0.4,
-        "emulated.restore_seconds": 0.6,
+        "emulated.activation_seconds": 0.8,
+        "emulated.release_seconds": 0.6,
+        "emulated.offload_seconds": 0.6,
+        "emulated.restore_seconds": 1.0,
     },
 }
 TOLD = {
     "pays": "slow decoding: a sequence adds 2 ms an iteration; hand-overs of 0.3 and 0.15 s",
-    "costs": "fast decoding: a sequence adds 0.1 ms; hand-overs of 1 s each way",
+    "costs": "fast decoding: a sequence adds 0.1 ms; hand-overs of 1.6 s each way",
 }
 
 
