@@ -1,8 +1,8 @@
 """A budget that goes 2 -> 4 -> 6 -> 3 workers: the adaptive policy against every fixed one, in real time.
 
-    python benchmarks/adaptive.py [--steps 4] [--policies adaptive,colocated,2P1D]
+    python benchmarks/adaptive.py [--steps 6] [--policies adaptive,colocated,2P1D]
 
-The real coordinator, a process a worker, the emulated engine: two cores, about ten minutes. The same job under each
+The real coordinator, a process a worker, the emulated engine: two cores, about twelve minutes. The same job under each
 policy, with GPUs that arrive and are reclaimed at the same steps. Cohorts start early: the next one's trajectories
 fill the slots of those that end. Prefill weighs about as much as decoding: two workers cannot spare one for each,
 three or more can. Prints a table a phase with the allocation, predicted and measured seconds a step, and the totals;
@@ -123,7 +123,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=4, help="under each budget, at least 2")
+    parser.add_argument("--steps", type=int, default=6, help="under each budget, at least 2")
     parser.add_argument(
         "--policies", default=",".join(POLICIES), help="the first is what the others are compared to"
     )
