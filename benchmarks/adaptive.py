@@ -2,7 +2,7 @@
 
     python benchmarks/adaptive.py [--steps 6] [--policies adaptive,colocated,2P1D]
 
-The real coordinator, a process a worker, the emulated engine: two cores, about thirteen minutes. The same job under each
+The real coordinator, a process a worker, the emulated engine: two cores, about 13 minutes. The same job under each
 policy, with GPUs that arrive and are reclaimed at the same steps. Cohorts start early: the next one's trajectories
 fill the slots of those that end. Prefill weighs about as much as decoding: two workers cannot spare one for each,
 three or more can. Prints a table a phase with the allocation, predicted and measured seconds a step, and the totals;
