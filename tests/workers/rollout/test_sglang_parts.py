@@ -193,13 +193,18 @@ def settings(uses_gpu: bool, **rollout: int) -> Any:
 
 
 def test_stand_ins_are_on_the_path_only_where_there_is_no_gpu() -> None:
-    base = {"PYTHONPATH": "/elsewhere", "RANK": "0", "PEARL_GROUP": "rollout.0.1"}
+    base = {
+        "PYTHONPATH": "/elsewhere",
+        "RANK": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "PEARL_GROUP": "rollout.0.1",
+    }
     on_cpu, on_gpu = environment(settings(False), "h", base), environment(settings(True), "h", base)
     assert on_cpu["PYTHONPATH"] == f"{SERVER_PATH}:{CPU_PATH}"
     assert on_gpu["PYTHONPATH"] == str(SERVER_PATH)
     assert "SGLANG_USE_CPU_ENGINE" not in on_gpu
     assert on_cpu["PEARL_GROUP"] == "rollout.0.1", "markers by which what is left of a group is found"
-    assert "RANK" not in on_cpu
+    assert not {"RANK", "TORCHELASTIC_USE_AGENT_STORE"} & on_cpu.keys()
 
 
 def test_halves_and_colocated_servers_are_told_what_they_are() -> None:

@@ -6,7 +6,7 @@ Without tasks: what a server says is handled as it comes in, on the event loop.
 import asyncio
 import json
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from pearl.workers.rollout.sglang.http_parser import AnswerParser, EventSplitter, HttpError
 
@@ -46,8 +46,7 @@ class Stream(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's own is no subclass
         transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:

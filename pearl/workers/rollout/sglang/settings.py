@@ -1,6 +1,7 @@
 """What an SGLang server is started with: its arguments and its environment. Pure but for the paths beside it."""
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,9 @@ CONTEXT_MARGIN = 16
 HALF_LIMIT_S = 4
 """Within which the halves of a pair must have found each other: SGLang holds an old address of a peer that has
 switched its role until then, and drops it with the request."""
+
+_TORCHRUN = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+")
+"""Of the worker's own group: SGLang would look for its ranks and its store there, and wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +125,7 @@ def environment(settings: SglangSettings, host: str, base: Mapping[str, str]) ->
     """``host`` is where other workers' halves reach this one."""
     paths = [SERVER_PATH] if settings.uses_gpu else [SERVER_PATH, CPU_PATH]
     found = {
-        **base,
+        **{key: value for key, value in base.items() if not _TORCHRUN.fullmatch(key)},
         # Only ours: what the worker's interpreter imports need not fit SGLang's.
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
         "HF_HUB_OFFLINE": "1",
@@ -131,8 +135,6 @@ def environment(settings: SglangSettings, host: str, base: Mapping[str, str]) ->
         "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": str(HALF_LIMIT_S),
         "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT": str(HALF_LIMIT_S),
     }
-    for key in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        found.pop(key, None)  # of the worker's own group, which SGLang would take for its
     if not settings.uses_gpu:
         found["SGLANG_USE_CPU_ENGINE"] = "1"
         found["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(settings.num_gpus)))
