@@ -115,7 +115,8 @@ async def check(prefill: Worker, decode: Worker, *attempts: int) -> None:
 
 
 async def test_a_pair_answers_as_the_model_does(workers: list[Worker]) -> None:
-    await check(*workers, 1, 2, 3, 4)  # type: ignore[arg-type]
+    prefill, decode = workers
+    await check(prefill, decode, 1, 2, 3, 4)
     assert all(worker.engine.is_idle() for worker in workers)
 
 
@@ -180,4 +181,5 @@ async def test_memory_is_released_and_comes_back_in_both_roles(workers: list[Wor
         await worker.engine.restore(("weights", "kv_cache", "cuda_graph"))
         await worker.take(1)
         await worker.engine.continue_generation()
-    await check(*workers, 80, 81)  # type: ignore[arg-type]
+    prefill, decode = workers
+    await check(prefill, decode, 80, 81)

@@ -130,8 +130,10 @@ def test_an_attempt_that_was_taken_out_goes_on_with_what_it_has() -> None:
 
 def test_how_it_ended() -> None:
     def piece(kind: str | None, message: str = "") -> Any:
-        reason = {"finish_reason": {"type": kind, "message": message}} if kind else {}
-        return read_event(event([], 0, **reason), 0)  # type: ignore[arg-type]
+        said = event([], 0, finish=kind)
+        if kind is not None:
+            said["meta_info"]["finish_reason"]["message"] = message
+        return read_event(said, 0)
 
     assert finish_of(piece(None), is_aborted=False) is None
     assert finish_of(piece("length"), is_aborted=True) == "length"
@@ -185,8 +187,8 @@ def test_tokens_that_come_several_at_once_are_as_many_passes() -> None:
     assert [(stat.seconds, stat.prefill_tokens) for stat in meter.take()] == [(1.0, 8), *[(1.0, 0)] * 3]
 
 
-def settings(uses_gpu: bool, **rollout: int) -> Any:
-    config = Config(model=ModelConfig(device="cpu"), rollout=RolloutConfig(engine="sglang", **rollout))  # type: ignore[arg-type]
+def settings(uses_gpu: bool, **rollout: Any) -> Any:
+    config = Config(model=ModelConfig(device="cpu"), rollout=RolloutConfig(engine="sglang", **rollout))
     return settings_of(
         config, python="/p", model_directory=Path("/m"), uses_gpu=uses_gpu, log_path=Path("/l")
     )
