@@ -120,7 +120,7 @@ def _nearest(wish: Allocation, num_workers: int, candidates: Sequence[Candidate]
 
 def _unmeasured(num_workers: int, current: Allocation | None) -> Allocation:
     """As it was, when that is whole and all are there; else colocated, which needs to know nothing."""
-    if current is not None and current.total == num_workers and _is_whole(current):
+    if current is not None and current.total == num_workers and current.is_whole:
         return current
     return Allocation(colocated=num_workers)
 
@@ -236,13 +236,6 @@ def _fits(small: Allocation, large: Allocation) -> bool:
 def _is_pure(allocation: Allocation) -> bool:
     """Not both modes at once, as it is while a plan runs."""
     return allocation.is_colocated or allocation.colocated == 0
-
-
-def _is_whole(allocation: Allocation) -> bool:
-    """Can serve by itself."""
-    return _is_pure(allocation) and (
-        allocation.is_colocated or min(allocation.prefill, allocation.decode) > 0
-    )
 
 
 def _preference(candidate: Candidate) -> tuple[float, bool, int]:

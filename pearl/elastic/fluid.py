@@ -39,7 +39,8 @@ def survival_fluid(profile: Profile, allocation: Allocation) -> Prediction:
     stations = (
         _colocated(profile, allocation) if allocation.is_colocated else _disaggregated(profile, allocation)
     )
-    fixed = profile.platform.overhead_seconds if allocation.is_colocated else 0.0
+    platform = profile.platform
+    fixed = platform.overhead_seconds if allocation.is_colocated else platform.pair_overhead_seconds
     env = load.env_seconds / load.num_turns
     sums = [0.0] * len(stations)
     for live in _live(profile):

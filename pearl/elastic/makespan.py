@@ -52,6 +52,11 @@ def overhead_seconds(profile: Profile) -> float:
     return profile.workload.num_turns * profile.platform.overhead_seconds
 
 
+def pair_overhead_seconds(profile: Profile) -> float:
+    """As measured, so that both modes are compared by what they really took; 0 in the paper's equations."""
+    return profile.workload.num_turns * profile.platform.pair_overhead_seconds
+
+
 def decode_seconds(profile: Profile, num_decode: int) -> float:
     """S * r * (A + b * B / (N_D * (1 + theta))) * (1 + theta): Eq. 2."""
     load, platform = profile.workload, profile.platform
@@ -94,7 +99,8 @@ def _disaggregated(profile: Profile, allocation: Allocation) -> Prediction:
         prefill=prefill_seconds(profile, allocation.prefill),
         decode=decode_seconds(profile, allocation.decode),
         transfer=transfer_seconds(profile),
-        overhead=0.0,
+        overhead=pair_overhead_seconds(profile),
         env=profile.workload.env_seconds,
     )
-    return Prediction(max(terms.prefill + terms.transfer, terms.decode) + terms.env, terms)
+    work = max(terms.prefill + terms.transfer, terms.decode)
+    return Prediction(work + terms.overhead + terms.env, terms)

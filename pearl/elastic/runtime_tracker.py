@@ -89,6 +89,8 @@ class TrackerState(msgspec.Struct):
     prefill_seconds_per_token: float | None = None
     overhead_seconds: float = 0.0  # T_over before it is clipped, so that noise does not bias it
     num_overheads: int = 0  # steps behind it
+    pair_overhead_seconds: float = 0.0  # the same of disaggregated steps
+    num_pair_overheads: int = 0
     unsteady_steps: int = 0  # in a row
     refusal: str = ""  # why the newest fit is not used; "" when it is
 
@@ -146,7 +148,7 @@ class RuntimeTracker:
             samples: its trajectories; those without a turn tell nothing.
             makespan_s: measured; by default what the slowest trajectory lived, which is the same where all of a batch
                 start together and the nearest thing to it where they do not.
-            allocation: that served all of it; None when it changed on the way. T_over is fitted where it is colocated.
+            allocation: that served all of it; None when it changed on the way. The overhead of its mode is fitted.
             steady: False when workers came, left or changed roles meanwhile. Contexts are prefilled anew and wait
                 where they go on, which says nothing of how it will be: those averages stay, unless it goes on so.
         """
@@ -157,7 +159,7 @@ class RuntimeTracker:
             is_usual = not 0 < self._state.unsteady_steps <= MAX_UNSTEADY_STEPS
             self._average(newest if is_usual else self._calmed(newest))
         self._refit()
-        if newest is not None and allocation is not None and allocation.colocated:
+        if newest is not None and allocation is not None and allocation.is_whole:
             measured_s = newest.slowest_seconds if makespan_s is None else makespan_s
             self._fit_overhead(newest, measured_s, allocation)
 
@@ -211,24 +213,33 @@ class RuntimeTracker:
                 setattr(state, name, value)
 
     def _fit_overhead(self, newest: Averages, makespan_s: float, allocation: Allocation) -> None:
-        """T_over: what a colocated step took beyond the model without it, a turn.
+        """What a step took beyond the model without overhead, a turn: T_over where it was colocated.
 
-        It begins as if a step had had none: a first noisy step is no reason to leave colocation.
+        It begins as if a step had had none: a first noisy step is no reason to change the mode.
         """
-        state, profile = self._state, self._profile(newest, overhead_seconds=0.0)
+        state, profile = self._state, self._profile(newest, 0.0, 0.0)
         if profile is None:
             return
-        predicted = self._model(profile, Allocation(colocated=allocation.colocated)).seconds
-        residual = (makespan_s - predicted) / profile.workload.num_turns
-        state.num_overheads += 1
-        weight = max(self._smoothing / DAMPING, 1.0 / (state.num_overheads + 1))
-        state.overhead_seconds += weight * (residual - state.overhead_seconds)
+        residual = (makespan_s - self._model(profile, allocation).seconds) / profile.workload.num_turns
+        count = 1 + (state.num_overheads if allocation.is_colocated else state.num_pair_overheads)
+        weight = max(self._smoothing / DAMPING, 1.0 / (count + 1))
+        if allocation.is_colocated:
+            state.num_overheads = count
+            state.overhead_seconds += weight * (residual - state.overhead_seconds)
+        else:
+            state.num_pair_overheads = count
+            state.pair_overhead_seconds += weight * (residual - state.pair_overhead_seconds)
 
     def profile(self) -> Profile | None:
         """None until a batch and the platform's three coefficients have been measured."""
-        return self._profile(self._state.averages, max(0.0, self._state.overhead_seconds))
+        state = self._state
+        return self._profile(
+            state.averages, max(0.0, state.overhead_seconds), max(0.0, state.pair_overhead_seconds)
+        )
 
-    def _profile(self, averages: Averages | None, overhead_seconds: float) -> Profile | None:
+    def _profile(
+        self, averages: Averages | None, overhead_seconds: float, pair_overhead_seconds: float
+    ) -> Profile | None:
         state = self._state
         fixed, per_seq = state.decode_fixed_seconds, state.decode_seconds_per_seq
         per_token = state.prefill_seconds_per_token
@@ -242,6 +253,7 @@ class RuntimeTracker:
                 decode_fixed_seconds=fixed,
                 decode_seconds_per_seq=per_seq,
                 overhead_seconds=overhead_seconds,
+                pair_overhead_seconds=pair_overhead_seconds,
                 kv_bytes_per_token=priors.kv_bytes_per_token,
                 kv_bytes_per_trajectory=averages.context_tokens * priors.kv_bytes_per_token,
                 kv_capacity_bytes=priors.kv_capacity_bytes,

@@ -28,12 +28,22 @@ class Allocation(msgspec.Struct, frozen=True, order=True):
     def is_colocated(self) -> bool:
         return self.prefill == self.decode == 0
 
+    @property
+    def is_whole(self) -> bool:
+        """One mode, and able to serve by itself."""
+        if self.is_colocated:
+            return self.colocated > 0
+        return self.colocated == 0 and min(self.prefill, self.decode) > 0
+
     def count(self, role: Role) -> int:
         count: int = getattr(self, role)
         return count
 
     def __str__(self) -> str:
-        return f"{self.colocated}C" if self.is_colocated else f"{self.prefill}P{self.decode}D"
+        if self.is_colocated:
+            return f"{self.colocated}C"
+        rest = f"+{self.colocated}C" if self.colocated else ""  # as long as a plan runs
+        return f"{self.prefill}P{self.decode}D{rest}"
 
     @classmethod
     def parse(cls, text: str) -> "Allocation":

@@ -27,6 +27,7 @@ class Platform(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     kv_bytes_per_trajectory: float  # K_seq
     kv_capacity_bytes: float  # H_max
     kv_bandwidth_bytes_per_s: float  # BW, between the pools
+    pair_overhead_seconds: float = 0.0  # what disaggregated steps took beyond the model, a turn
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

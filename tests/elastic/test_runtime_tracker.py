@@ -81,6 +81,18 @@ def test_overhead_is_the_residual_of_colocated_steps() -> None:
     assert job.tracker.profile().platform.overhead_seconds == pytest.approx(1.4, rel=0.1)  # type: ignore[union-attr]
 
 
+def test_pairs_have_an_overhead_of_their_own() -> None:
+    """What a step with pairs took beyond the model makes pairs dearer, and colocation no cheaper."""
+    slow = msgspec.structs.replace(TRUE.platform, pair_overhead_seconds=2.0, overhead_seconds=0.0)
+    job = SyntheticJob(Profile(TRUE.workload, slow), seed=1, noise=0.0)
+    for _ in range(30):
+        job.step(Allocation(prefill=3, decode=5))
+    found = job.tracker.profile()
+    assert found is not None
+    assert found.platform.pair_overhead_seconds == pytest.approx(2.0, rel=0.1)
+    assert found.platform.overhead_seconds == 0.0
+
+
 def test_a_step_faster_than_the_model_has_no_negative_overhead() -> None:
     state = TrackerState()
     subject = tracker(state)
