@@ -74,7 +74,7 @@ class Agents:
         self._processes.add_agent(report.host, agent)
         pid = self._hub.hello(agent).pid
         self._say(f"host {report.host} joined with {', '.join(gpus)} (agent {pid})")
-        self._inbox.put_now(GpusArrived(gpus))
+        self._inbox.put_urgent(GpusArrived(gpus))
 
     def notice(self, agent: str, notice: Notice) -> None:
         """Its GPUs are reclaimed; those that nobody uses are returned right away."""
@@ -84,7 +84,7 @@ class Agents:
         host.is_leaving = True
         self._say(f"host {host.name} leaves within {notice.grace_s:g} s: {notice.reason}")
         event = GpusReclaimed(host.gpus, max(notice.grace_s, 0.0), f"host {host.name}: {notice.reason}")
-        self._inbox.put_now(Noticed(event, self.return_gpus))
+        self._inbox.put_urgent(Noticed(event, self.return_gpus))
 
     def lose(self, agent: str, reason: str) -> None:
         """It is gone; nothing happens when it was given up before."""
@@ -96,7 +96,7 @@ class Agents:
         del self._hosts[host.name]
         self._say(f"host {host.name} has left: {reason}")
         # First the host, then its workers: the core must not try to start them again there.
-        self._inbox.put_now(HostLost(host.name, reason))
+        self._inbox.put_urgent(HostLost(host.name, reason))
         self._processes.lose_agent(host.name, f"its host {host.name} has left: {reason}")
 
     def _make_way(self, old: Host, agent: str) -> None:

@@ -1,7 +1,7 @@
-"""The coordinator's one way in: a bounded first-in, first-out queue with one reader.
+"""The coordinator's one way in: a bounded first-in, first-out queue with one reader, and a lane past it.
 
-Producers wait while it is full; the reader, which takes everything there is, wakes them. So a flood of frames slows
-their senders down and is never dropped.
+Producers wait while it is full; the reader, which takes what there is, wakes them. So a flood of frames slows their
+senders down and is never dropped. What is urgent keeps its own order and does not wait behind frames.
 """
 
 import asyncio
@@ -16,35 +16,38 @@ class Mailbox(Generic[Item]):
         assert bound > 0
         self._bound = bound
         self._items: deque[Item] = deque()
+        self._urgent: deque[Item] = deque()
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._items) + len(self._urgent)
 
     async def put(self, item: Item) -> None:
         """Append; waits while the mailbox is full."""
         while len(self._items) >= self._bound:
             self._room.clear()
             await self._room.wait()
-        self.put_now(item)
-
-    def put_now(self, item: Item) -> None:
-        """Append without waiting: for signals and the end of the run, a handful of items over the bound at most."""
         self._items.append(item)
         self._arrived.set()
 
-    async def take(self, limit_s: float | None) -> list[Item]:
-        """Everything there is, at most ``bound`` items; waits up to ``limit_s`` (None = as long as it takes) for the
-        first and returns an empty list when none came."""
-        if not self._items:
+    def put_urgent(self, item: Item) -> None:
+        """Without waiting, before all that is not urgent: GPUs that come and go, signals. A handful at a time."""
+        self._urgent.append(item)
+        self._arrived.set()
+
+    async def take(self, limit_s: float | None, most: int) -> list[Item]:
+        """All that is urgent, then at most ``most`` of the others; waits up to ``limit_s`` (None = as long as it takes)
+        for the first and returns an empty list when none came."""
+        if not len(self):
             self._arrived.clear()
             try:
                 async with asyncio.timeout(limit_s):
                     await self._arrived.wait()
             except TimeoutError:
                 return []
-        count = min(len(self._items), self._bound)
-        items = [self._items.popleft() for _ in range(count)]
+        items = [*self._urgent]
+        self._urgent.clear()
+        items += [self._items.popleft() for _ in range(min(len(self._items), most))]
         self._room.set()
         return items

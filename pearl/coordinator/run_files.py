@@ -8,7 +8,6 @@ A crash may come between a journal entry and its lines. Therefore every journal 
 the two files had when it was opened. A resume cuts both back to the mark and writes the segment's lines again.
 """
 
-import math
 import os
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,7 @@ class RunFiles:
         self._append(0, {"kind": report.kind, **report.values})
 
     def trajectory(self, record: TrajectoryRecord) -> None:
-        self._append(1, msgspec.to_builtins(record))
+        self._append(1, record)
 
     def summary(self, summary: dict[str, Any]) -> None:
         _replace(self.run_dir / "summary.json", msgspec.json.format(strict_json(summary), indent=2) + b"\n")
@@ -94,7 +93,7 @@ class RunFiles:
         while self._fds:
             os.close(self._fds.pop())
 
-    def _append(self, index: int, values: dict[str, Any]) -> None:
+    def _append(self, index: int, values: Any) -> None:
         data = memoryview(strict_json(values) + b"\n")
         while data:
             data = data[os.write(self._fds[index], data) :]
@@ -107,18 +106,8 @@ class RunFiles:
 
 
 def strict_json(values: Any) -> bytes:
-    """JSON that any strict reader takes: a number that is not finite becomes null."""
-    return msgspec.json.encode(_finite(values))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
+    """JSON that any strict reader takes: msgspec writes null for a number that is not finite."""
+    return msgspec.json.encode(values)
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -85,7 +85,7 @@ class Stage:
 
     def order(self, *orders: commands.AnyCommand) -> None:
         self.core.orders.extend(orders)
-        self.session._inbox.put_now(events.Tick())
+        self.session._inbox.put_urgent(events.Tick())
 
     def op(self) -> OpId:
         self._ops += 1

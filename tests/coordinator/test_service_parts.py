@@ -37,15 +37,25 @@ async def test_mq_01_a_full_mailbox_makes_its_producers_wait_and_loses_nothing()
     async with asyncio.TaskGroup() as group:
         group.create_task(produce())
         while len(taken) < 20:
-            taken.extend(await mailbox.take(1.0))
+            taken.extend(await mailbox.take(1.0, 2))
     assert taken == list(range(20))
 
 
 async def test_an_idle_mailbox_waits_for_its_limit_only() -> None:
     mailbox: Mailbox[int] = Mailbox(3)
-    assert await mailbox.take(0.0) == []
-    mailbox.put_now(1)
-    assert await mailbox.take(None) == [1]
+    assert await mailbox.take(0.0, 2) == []
+    await mailbox.put(1)
+    assert await mailbox.take(None, 2) == [1]
+
+
+async def test_what_is_urgent_neither_waits_behind_the_rest_nor_for_room() -> None:
+    mailbox: Mailbox[int] = Mailbox(3)
+    for number in range(3):
+        await mailbox.put(number)
+    mailbox.put_urgent(10)
+    mailbox.put_urgent(11)
+    assert await mailbox.take(None, 2) == [10, 11, 0, 1]
+    assert await mailbox.take(None, 2) == [2]
 
 
 def test_splitmix64_gives_the_published_values() -> None:
