@@ -62,8 +62,10 @@ class Coordinator:
         """When a Tick is due; None = only when something else happens."""
         if self.finished:
             return None
-        times = (self._rollout.dispatcher.next_deadline(), self._elastic.next_wakeup())
-        return min((time for time in times if time is not None), default=None)
+        deadline, wakeup = self._rollout.dispatcher.next_deadline(), self._elastic.next_wakeup()
+        if deadline is None or wakeup is None:
+            return wakeup if deadline is None else deadline
+        return min(deadline, wakeup)
 
     def handle(self, event: AnyEvent, now: float) -> list[AnyCommand]:
         """Take one event; returns the commands it leads to, in order. After ``Finish`` only Resumed has any."""

@@ -5,6 +5,7 @@ enough for the trajectory's cohort, and is not older than what the trajectory ha
 """
 
 import heapq
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -24,6 +25,7 @@ from pearl.state.config import RolloutConfig
 from pearl.state.effects import Effects
 from pearl.state.ids import AttemptId, Incarnation, Slot, TrajectoryId
 from pearl.state.lineage import Lineages
+from pearl.state.weights import Version
 from pearl.state.worker_table import WorkerRow, WorkerTable
 
 
@@ -74,8 +76,10 @@ class Dispatcher:
     def dispatch(
         self, trajectories: dict[TrajectoryId, Trajectory], evaluation: EvaluationRound | None, now: float
     ) -> None:
-        rows = [row for row in self._table.serving() if row.running < self._config.max_requests_per_worker]
         ready = self.state.ready
+        if not ready:
+            return
+        rows = [row for row in self._table.serving() if row.running < self._config.max_requests_per_worker]
         waiting: list[tuple[int, TrajectoryId]] = []
         while rows and ready:
             entry = heapq.heappop(ready)
@@ -94,7 +98,7 @@ class Dispatcher:
     def _route(
         self, trajectory: Trajectory, rows: list[WorkerRow], evaluation: EvaluationRound | None
     ) -> Route | None:
-        able = [row for row in rows if self._may_serve(trajectory, row, evaluation)]
+        able = self._able(trajectory, rows, evaluation)
         decoders = [row for row in able if row.role == "decode"]
         if decoders and (pair := self._route_pair(trajectory, able, decoders)):
             return pair
@@ -105,15 +109,9 @@ class Dispatcher:
         self, trajectory: Trajectory, able: list[WorkerRow], decoders: list[WorkerRow]
     ) -> Route | None:
         """Prefill by prefix and queue, decode by load and room; both serve the same version."""
-        prefill = self._nearest(
-            trajectory,
-            [
-                row
-                for row in able
-                if row.role == "prefill" and any(row.version == other.version for other in decoders)
-            ],
-            self._choose_prefill,
-        )
+        served = _distinct(row.version for row in decoders)
+        prefillers = [row for row in able if row.role == "prefill" and row.version in served]
+        prefill = self._nearest(trajectory, prefillers, self._choose_prefill)
         if prefill is None:
             return None
         capacity = self._config.kv_capacity_tokens
@@ -127,13 +125,31 @@ class Dispatcher:
         return Route(self._table.rows[slot], prefill)
 
     def _nearest(self, trajectory: Trajectory, rows: list[WorkerRow], choose: Strategy) -> WorkerRow | None:
-        candidates = [Candidate(row.slot, row.running, self._cached(trajectory, row)) for row in rows]
+        home = trajectory.home
+        candidates = [
+            Candidate(row.slot, row.running, self._cached(trajectory, row) if row.slot == home else 0)
+            for row in rows
+        ]
         slot = choose(trajectory.tokens, self._home(trajectory, rows), candidates)
         return None if slot is None else self._table.rows[slot]
 
-    def _may_serve(self, trajectory: Trajectory, row: WorkerRow, evaluation: EvaluationRound | None) -> bool:
-        version = row.version
-        assert version is not None
+    def _able(
+        self, trajectory: Trajectory, rows: list[WorkerRow], evaluation: EvaluationRound | None
+    ) -> list[WorkerRow]:
+        """Those that serve a version it may use. Nearly always all serve the same one, so it is judged once."""
+        able: list[WorkerRow] = []
+        judged: Version | None = None
+        may_use = False
+        for row in rows:
+            version = row.version
+            assert version is not None, row
+            if version != judged:
+                judged, may_use = version, self._may_use(trajectory, version, evaluation)
+            if may_use:
+                able.append(row)
+        return able
+
+    def _may_use(self, trajectory: Trajectory, version: Version, evaluation: EvaluationRound | None) -> bool:
         if not self._lineages.holds(version):
             return False
         if trajectory.evaluation is not None:
@@ -152,13 +168,15 @@ class Dispatcher:
 
     @staticmethod
     def _cached(trajectory: Trajectory, row: WorkerRow) -> int:
+        """In the cache of the worker in whose slot it has its home."""
         same = row.incarnation == trajectory.home_incarnation and row.version == trajectory.home_version
-        return trajectory.cached_tokens if same and row.slot == trajectory.home else 0
+        return trajectory.cached_tokens if same else 0
 
     def _send(self, trajectory: Trajectory, route: Route, now: float) -> None:
         config = self._config
         row, prefill = route
         first = row if prefill is None else prefill
+        allowance = self.allowance(trajectory)
         attempt = AttemptId(self._effects.new_op())
         self._effects.emit(
             Generate(
@@ -168,7 +186,7 @@ class Dispatcher:
                 slot=row.slot,
                 incarnation=row.incarnation,
                 context_tokens=trajectory.tokens,
-                max_new_tokens=self.allowance(trajectory),
+                max_new_tokens=allowance,
                 greedy=trajectory.evaluation is not None,
                 prefill_slot=None if prefill is None else prefill.slot,
                 prefill_incarnation=Incarnation(0) if prefill is None else prefill.incarnation,
@@ -181,7 +199,7 @@ class Dispatcher:
         trajectory.since_s = now
         trajectory.home, trajectory.home_incarnation = first.slot, first.incarnation
         trajectory.home_version = first.version
-        trajectory.reserved_tokens = trajectory.tokens + self.allowance(trajectory)
+        trajectory.reserved_tokens = trajectory.tokens + allowance
         row.running += 1
         row.reserved_tokens += trajectory.reserved_tokens
         if prefill is not None:
@@ -204,3 +222,12 @@ class Dispatcher:
             if attempt in self.state.attempts:
                 found.append(self.state.attempts[attempt])
         return found
+
+
+def _distinct(versions: Iterable[Version | None]) -> list[Version | None]:
+    """In order; there are one or two of them."""
+    found: list[Version | None] = []
+    for version in versions:
+        if version not in found:
+            found.append(version)
+    return found

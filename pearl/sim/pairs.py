@@ -7,8 +7,9 @@ decode worker keeps of the trajectory need not be sent again.
 from typing import Protocol
 
 from pearl.sim.clock import VirtualClock
-from pearl.sim.engine import Engine, Progress, Request
+from pearl.sim.engine import Engine
 from pearl.sim.hardware import WorkerSpeed
+from pearl.sim.requests import Progress, Request
 from pearl.sim.transfers import SharedLink
 from pearl.state.ids import AttemptId
 

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 
 from pearl.sim.clock import Action, VirtualClock
-from pearl.sim.engine import Engine, Progress, Request
+from pearl.sim.engine import Engine
 from pearl.sim.environments import Environments
 from pearl.sim.hardware import Hardware
 from pearl.sim.pairs import Pairs
+from pearl.sim.requests import Progress, Request
 from pearl.sim.streams import stream
 from pearl.sim.training_world import checksum
 from pearl.sim.transfers import SharedLink

@@ -6,8 +6,10 @@ import msgspec
 import pytest
 
 from pearl.sim.clock import VirtualClock
-from pearl.sim.engine import Engine, Progress, Request, many_passes, whole_passes
+from pearl.sim.engine import Engine
 from pearl.sim.hardware import WorkerSpeed
+from pearl.sim.passes import many_passes, whole_passes
+from pearl.sim.requests import Progress, Request
 from pearl.state.ids import AttemptId
 
 SPEED = WorkerSpeed(

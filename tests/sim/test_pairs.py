@@ -5,8 +5,9 @@ import pytest
 from test_engine_timing import SPEED
 
 from pearl.sim.clock import VirtualClock
-from pearl.sim.engine import Engine, Progress, Request
+from pearl.sim.engine import Engine
 from pearl.sim.pairs import Pairs
+from pearl.sim.requests import Progress, Request
 from pearl.sim.transfers import SharedLink
 from pearl.state.ids import AttemptId
 

@@ -1,0 +1,75 @@
+"""The sequences that decode together on one worker, counted in passes: each makes one token a pass."""
+
+import heapq
+
+from pearl.sim.requests import Sequence
+from pearl.state.ids import AttemptId
+
+
+class DecodeBatch:
+    """``context`` is of all its sequences at boundary number ``passes``."""
+
+    __slots__ = ("_ends", "context", "passes", "sequences")
+
+    def __init__(self) -> None:
+        self.passes = 0
+        self.context = 0
+        self.sequences: dict[AttemptId, Sequence] = {}  # in the order in which they joined
+        self._ends: list[
+            tuple[int, AttemptId]
+        ] = []  # heap of (boundary, attempt); may hold some that are void
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def join(self, sequence: Sequence) -> None:
+        """It has its first token, or its next one after a retraction, at this boundary."""
+        request = sequence.request
+        sequence.made += 1
+        sequence.joined = self.passes
+        sequence.end = self.passes + request.make_tokens - sequence.made
+        self.sequences[request.attempt] = sequence
+        self.context += sequence.context
+        heapq.heappush(self._ends, (sequence.end, request.attempt))
+
+    def leave(self, sequence: Sequence) -> None:
+        """``made`` then counts all that it has."""
+        sequence.made = self.made(sequence)
+        del self.sequences[sequence.request.attempt]
+        self.context -= sequence.context
+
+    def made(self, sequence: Sequence) -> int:
+        if sequence.request.attempt in self.sequences:
+            return sequence.made + self.passes - sequence.joined
+        return sequence.made
+
+    def advance(self, passes: int) -> None:
+        self.passes += passes
+        self.context += passes * len(self.sequences)
+
+    def next_end(self) -> int | None:
+        """The boundary at which the next sequence has its last token; at or before ``passes`` it is due."""
+        ends, sequences = self._ends, self.sequences
+        while ends:
+            end, attempt = ends[0]
+            sequence = sequences.get(attempt)
+            if sequence is not None and sequence.end == end:
+                return end
+            heapq.heappop(ends)
+        return None
+
+    def due(self) -> list[Sequence]:
+        """Those that have their last token by now."""
+        ends, sequences = self._ends, self.sequences
+        found: list[Sequence] = []
+        while ends and ends[0][0] <= self.passes:
+            end, attempt = heapq.heappop(ends)
+            sequence = sequences.get(attempt)
+            if sequence is not None and sequence.end == end:
+                found.append(sequence)
+        return found
+
+    def clear(self) -> None:
+        self.sequences.clear()
+        self._ends.clear()
+        self.context = 0
