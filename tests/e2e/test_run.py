@@ -114,13 +114,13 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return Finished(run_dir, samples(run), losses(run))
 
 
-SYNCHRONOUS: dict[str, Any] = {"rollout__staleness_bound": 0, "run__num_steps": 6}
+SYNCHRONOUS: dict[str, Any] = {"rollout__staleness_bound": 0, "run__num_steps": 5}
 
 
 def crash_and_compare(run_dir: Path, seed: int, expected: Finished) -> None:
     rng = random.Random(f"{seed}/kill")
     with started(run_dir, **SYNCHRONOUS) as run:
-        run.wait_for_step(rng.randrange(0, 4))
+        run.wait_for_step(rng.randrange(0, SYNCHRONOUS["run__num_steps"] - 2))
         lines = len(read_lines(run_dir / "metrics.jsonl")) + rng.randrange(0, 6)
         run.wait_for("some more", lambda: len(read_lines(run_dir / "metrics.jsonl")) >= lines)
         run.kill()
@@ -162,38 +162,28 @@ def test_coordinator_killed_anywhere_and_resumed(tmp_path: Path, seed: int, unin
     crash_and_compare(tmp_path / "run", seed, uninterrupted)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_pl_01_a_signal_while_rolling_out(tmp_path: Path, number: int, code: int) -> None:
+def test_pl_01_pl_02_a_signal_while_rolling_out_then_the_node_agent_is_killed(tmp_path: Path) -> None:
     with started(tmp_path / "run", run__num_steps=500) as run:
         run.wait_for_step(0)
-        run.kill(number)
-        assert run.wait(15) == code, run.text()
-        run.assert_nothing_left(1.0)
-    assert run.summary()["complete"] is False
-    if number == signal.SIGINT:
-        with resumed(tmp_path / "run") as run:
-            done = len(run.steps())
-            run.wait_for_step(done)
-            run.kill(number)
-            assert run.wait(15) == code, run.text()
-            run.assert_nothing_left(1.0)
-
-
-def test_pl_01_a_signal_while_starting(tmp_path: Path) -> None:
-    with started(tmp_path / "run") as run:
-        run.wait_for(
-            "its first processes", lambda: (run.run_dir / "run_id").exists() and run.processes("agent")
-        )
         run.kill(signal.SIGINT)
         assert run.wait(15) == 130, run.text()
         run.assert_nothing_left(1.0)
-
-
-def test_pl_02_the_node_agent_is_killed(tmp_path: Path) -> None:
-    with started(tmp_path / "run", run__num_steps=500) as run:
-        run.wait_for_step(0)
+    assert run.summary()["complete"] is False
+    with resumed(tmp_path / "run") as run:
+        run.wait_for_step(len(run.steps()))
         (agent,) = [p for p in run.processes("agent") if p.pid != os.getpid()]
         agent.kill()
         assert run.wait(30) == 1, run.text()
         run.assert_nothing_left(1.0)
     assert "node agent" in run.text()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_pl_01_a_signal_while_starting(tmp_path: Path, number: int, code: int) -> None:
+    with started(tmp_path / "run") as run:
+        run.wait_for(
+            "its first processes", lambda: (run.run_dir / "run_id").exists() and run.processes("agent")
+        )
+        run.kill(number)
+        assert run.wait(15) == code, run.text()
+        run.assert_nothing_left(1.0)

@@ -7,12 +7,12 @@ pass waits for its end.
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
 
 from pearl.runtime.clock import Clock, Timer
 from pearl.state.messages.rollout import IterationStat
 from pearl.state.weights import BucketSpec, TensorSpec, Version
+from pearl.workers.rollout.attempts import LiveAttempts
 from pearl.workers.rollout.emulated.core import EmulatedCore, State
 from pearl.workers.rollout.emulated.halves import block_of
 from pearl.workers.rollout.emulated.kv_pages import EmulatedPages
@@ -41,8 +41,6 @@ LOAD_SHARE = 0.25
 """Of ``update_seconds``, spent with the engine stopped; the rest is the transfer, while it goes on."""
 NOMINAL_WEIGHT_BYTES = 16 << 30
 """What a release says it freed: a model of eight billion parameters in bfloat16."""
-MAX_ENDED = 65536
-"""Ended attempts remembered, so that a repeated id is refused."""
 
 
 class Lateness:
@@ -88,9 +86,7 @@ class EmulatedEngine:
         self._link_free_s = 0.0  # when all that is being sent will have left
         self._core = EmulatedCore(settings, self._count)
         self._core.role = role
-        self._emits: dict[int, Emit] = {}  # live attempts
-        self._ended: set[int] = set()
-        self._ended_order: deque[int] = deque()
+        self._attempts = LiveAttempts()
         self._timer: Timer | None = None
         self._began_s = 0.0  # the passes under way, by the engine's own time
         self._deadline_s = 0.0  # of their end
@@ -119,9 +115,7 @@ class EmulatedEngine:
     # Requests
 
     async def generate(self, request: GenerateRequest, emit: Emit) -> None:
-        if request.attempt in self._emits or request.attempt in self._ended:
-            raise ValueError(f"attempt {request.attempt} is already known; every try needs an id of its own")
-        self._emits[request.attempt] = emit
+        self._attempts.add(request.attempt, emit)
         self._changed(lambda: self._core.submit(request))
 
     async def abort(self, attempt: int) -> None:
@@ -189,18 +183,7 @@ class EmulatedEngine:
             assert self._transport is not None
             self._transport.post(notices)
         deltas, self._core.deltas = self._core.deltas, []
-        for delta in deltas:
-            emit = self._emits[delta.attempt]
-            if delta.is_last:
-                del self._emits[delta.attempt]
-                self._remember(delta.attempt)
-            emit(delta)
-
-    def _remember(self, attempt: int) -> None:
-        self._ended.add(attempt)
-        self._ended_order.append(attempt)
-        if len(self._ended_order) > MAX_ENDED:
-            self._ended.discard(self._ended_order.popleft())
+        self._attempts.deliver(deltas)
 
     # Pauses, weights, memory
 
@@ -297,7 +280,7 @@ class EmulatedEngine:
         self._go_on()
 
     def is_idle(self) -> bool:
-        return not self._emits
+        return not self._attempts
 
     def load(self) -> EngineLoad:
         return self._core.load()

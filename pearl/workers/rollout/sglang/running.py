@@ -14,6 +14,7 @@ from typing import Any
 from pearl.state.splitmix import splitmix64
 from pearl.state.trajectory import FinishReason
 from pearl.state.weights import Version
+from pearl.workers.rollout.attempts import UsedIds, known_attempt
 from pearl.workers.rollout.protocol import Delta, Emit, GenerateRequest
 from pearl.workers.rollout.sglang.attempt import Attempt, MalformedError, Piece, finish_of
 from pearl.workers.rollout.sglang.client import ServerError
@@ -22,8 +23,6 @@ from pearl.workers.rollout.sglang.passes import PassMeter
 
 log = logging.getLogger(__name__)
 
-MAX_ENDED = 65536
-"""Ended attempts remembered, so that a repeated id is refused."""
 ABORT_AGAIN_S = 0.05
 """SGLang ignores the abort of a request that it does not know yet; whoever is not over by then is aborted again."""
 ABORT_LIMIT_S = 10.0
@@ -54,8 +53,7 @@ class Running:
         self._count_tokens = count_tokens
         self._waiting: deque[Attempt] = deque()
         self._over: dict[str, asyncio.Event] = {}  # by rid, while it is in SGLang
-        self._ended: set[int] = set()
-        self._ended_order: deque[int] = deque()
+        self._used = UsedIds()
         self._prefix = secrets.token_hex(4)
         self._num_requests = 0
 
@@ -73,8 +71,8 @@ class Running:
     def add(self, request: GenerateRequest, emit: Emit) -> Attempt:
         """Raises ValueError when its id is known."""
         number = request.attempt
-        if number in self.live or number in self._ended:
-            raise ValueError(f"attempt {number} is already known; every try needs an id of its own")
+        if number in self.live or number in self._used:
+            raise known_attempt(number)
         attempt = self.live[number] = Attempt(request, emit)
         return attempt
 
@@ -282,10 +280,7 @@ class Running:
     def _forget(self, attempt: Attempt, reason: str) -> None:
         self.on_end(attempt, reason)
         del self.live[attempt.number]
-        self._ended.add(attempt.number)
-        self._ended_order.append(attempt.number)
-        if len(self._ended_order) > MAX_ENDED:
-            self._ended.discard(self._ended_order.popleft())
+        self._used.add(attempt.number)
 
     def _next_rid(self) -> str:
         # All of one length: an abort of SGLang ends every request whose id begins with the one it names.

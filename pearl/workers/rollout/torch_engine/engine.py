@@ -9,7 +9,6 @@ import asyncio
 import logging
 import queue
 import threading
-from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -18,6 +17,7 @@ from transformers import PreTrainedModel
 from pearl.state.messages.rollout import IterationStat
 from pearl.state.weights import BucketSpec, TensorSpec, Version
 from pearl.workers.residency.saver import Saver
+from pearl.workers.rollout.attempts import LiveAttempts
 from pearl.workers.rollout.kv_transfer.transport import KvTransport
 from pearl.workers.rollout.protocol import (
     Delta,
@@ -37,8 +37,6 @@ from pearl.workers.rollout.torch_engine.settings import EngineSettings
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-MAX_ENDED = 65536
-"""Ended attempts remembered, so that a repeated id is refused; ids are unique in a run, this catches mistakes."""
 JOIN_LIMIT_S = 10.0
 """A pass that takes longer at shutdown is left to die with the process: the thread is a daemon."""
 
@@ -73,9 +71,7 @@ class TorchEngine:
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="torch-engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._emits: dict[int, Emit] = {}  # live attempts
-        self._ended: set[int] = set()
-        self._ended_order: deque[int] = deque()
+        self._attempts = LiveAttempts()
         self._failure = ""
 
     @property
@@ -103,12 +99,10 @@ class TorchEngine:
             self._transport.start(EnginePages(self._core, self._call))
 
     async def generate(self, request: GenerateRequest, emit: Emit) -> None:
-        if request.attempt in self._emits or request.attempt in self._ended:
-            raise ValueError(f"attempt {request.attempt} is already known; every try needs an id of its own")
         core = self._started()
-        self._emits[request.attempt] = emit
+        self._attempts.add(request.attempt, emit)
         if self._failure:
-            self._deliver([Delta(request.attempt, [], [], [], 0, "error", self._failure)])
+            self._attempts.deliver([Delta(request.attempt, [], [], [], 0, "error", self._failure)])
             return
         self._inbox.put(lambda: core.submit(request))
 
@@ -160,7 +154,7 @@ class TorchEngine:
         self.role = role
 
     def is_idle(self) -> bool:
-        return not self._emits
+        return not self._attempts
 
     def load(self) -> EngineLoad:
         return self._started().load()
@@ -240,7 +234,7 @@ class TorchEngine:
         if core is not None and core.deltas:
             deltas, core.deltas = core.deltas, []
             assert self._loop is not None
-            self._post(self._loop, self._deliver, deltas)
+            self._post(self._loop, self._attempts.deliver, deltas)
 
     def _post(
         self, loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: object
@@ -250,22 +244,6 @@ class TorchEngine:
         except RuntimeError:  # the loop is closed: nobody is left to tell
             if loop is self._loop:
                 self._inbox.put(None)
-
-    # On the event loop
-
-    def _deliver(self, deltas: list[Delta]) -> None:
-        for delta in deltas:
-            emit = self._emits[delta.attempt]
-            if delta.is_last:
-                del self._emits[delta.attempt]
-                self._remember(delta.attempt)
-            emit(delta)
-
-    def _remember(self, attempt: int) -> None:
-        self._ended.add(attempt)
-        self._ended_order.append(attempt)
-        if len(self._ended_order) > MAX_ENDED:
-            self._ended.discard(self._ended_order.popleft())
 
 
 def _settle(future: "asyncio.Future[T]", result: T, error: Exception | None) -> None:
