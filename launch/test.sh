@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # All checks: style, types, import contracts, tests.
 #
-# Needs:    2 CPU cores, 4 GB of memory, Python 3.11 or newer. No GPU (tests that need one are skipped without).
-# Takes:    about 10 minutes; the first time also the installation into .venv.
+# Needs:    2 CPU cores, 8 GB of memory, Python 3.11 or newer. No GPU (tests that need one are skipped without).
+# Takes:    about 12 minutes; the first time also the installation into .venv, SGLang's beside it.
 # You see:  one heading a check, the slowest tests, and pytest's count at the end. Exit code 0: all is well.
 #
 # Usage: launch/test.sh [--full] [pytest arguments ...]      --full adds the long soaks
@@ -17,9 +17,14 @@ if [ "${1:-}" = --full ]; then
 fi
 
 make_venv dev
-export OMP_NUM_THREADS=1 PATH="$PWD/.venv/bin:$PATH"
+export OMP_NUM_THREADS=1 PATH="$PWD/.venv/bin:$PATH" PEARL_SGLANG_PYTHON="$PWD/.venv/sglang/bin/python"
 
 heading() { printf '\n== %s (%d s) ==\n' "$1" "$SECONDS"; }
+# Meanwhile: it waits for downloads and disks more than it computes.
+bash launch/install-sglang-cpu.sh .venv/sglang .venv >.venv/sglang.log 2>&1 &
+installer=$!
+trap 'kill "$installer" 2>/dev/null || true' EXIT
+
 heading "ruff"
 ruff check .
 ruff format --check .
@@ -27,8 +32,21 @@ heading "mypy"
 mypy --strict pearl tests
 heading "import contracts"
 lint-imports
-heading "tests"
+heading "SGLang's installation"
+wait "$installer" || { cat .venv/sglang.log; exit 1; }
+cat .venv/sglang.log
+
 # ${x[@]+...}: an empty array is an unset one for older versions of bash
 # A file's tests stay together; two files at a time, since many tests wait for processes more than they compute.
-pytest -n 2 --dist loadfile --durations=25 ${selection[@]+"${selection[@]}"} "$@"
+tests() { pytest -n 2 --dist loadfile ${selection[@]+"${selection[@]}"} "$@"; }
+heading "tests"
+if [ $# -gt 0 ]; then
+    tests "$@"
+else
+    # Those with SGLang have the machine for themselves: a server and a pair of servers, a file each.
+    sglang=(tests/workers/rollout/test_sglang_*.py)
+    tests --durations=25 "${sglang[@]/#/--ignore=}"
+    heading "tests with SGLang"
+    tests --durations=10 "${sglang[@]}"
+fi
 heading "done"

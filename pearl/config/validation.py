@@ -1,8 +1,9 @@
 """What types cannot say: ranges, and settings that must fit each other."""
 
-import importlib.util
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,6 +13,7 @@ from pearl.config.suggest import nearest
 from pearl.state.config import Config
 
 BUILT_IN_ENVIRONMENTS = ("bugfix", "emulated")
+PROBE_LIMIT_S = 30.0
 
 AT_LEAST: dict[str, dict[str, int]] = {
     "run": {"seed": 0, "num_steps": 1},
@@ -269,14 +271,24 @@ def _engines(config: Config) -> Iterator[str]:
 
 
 def _sglang(config: Config) -> Iterator[str]:
-    python = config.sglang.python
-    if python and not os.access(python, os.X_OK):
+    python = config.sglang.python or sys.executable
+    if not os.access(python, os.X_OK):
         yield f'sglang.python: "{python}" is no program; name the interpreter that SGLang is installed for'
-    if not python and importlib.util.find_spec("sglang") is None:
+    elif not _has_sglang(python):
         yield (
-            'rollout.engine: "sglang" is not installed here. On a GPU host: pip install "pearl[sglang]"; on a CPU '
-            "host: launch/install-sglang-cpu.sh VENV, then sglang.python=VENV/bin/python"
+            f'rollout.engine: "sglang" is not installed for {python}. On a GPU host: pip install "pearl[sglang]"; on '
+            "a CPU host: launch/install-sglang-cpu.sh VENV, then sglang.python=VENV/bin/python"
         )
+
+
+def _has_sglang(python: str) -> bool:
+    """Not imported: that would take many seconds."""
+    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('sglang') is None)"
+    try:
+        result = subprocess.run([python, "-c", code], capture_output=True, check=False, timeout=PROBE_LIMIT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return result.returncode == 0
 
 
 def _emulated(config: Config) -> Iterator[str]:

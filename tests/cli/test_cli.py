@@ -43,6 +43,10 @@ def make_run(run_dir: Path, config: Config | None = None) -> Path:
         (["run", "a.toml", "b.toml"], "one CONFIG, please, not 2"),
         (["run", "absent.toml"], "absent.toml: cannot be read"),
         (["run", "job.toml", "run.num_step=3"], "did you mean run.num_steps?"),
+        (
+            ["run", "job.toml", "rollout.engine=sglang", "sglang.python=/bin/false"],
+            "launch/install-sglang-cpu.sh VENV",
+        ),
         (["run", "--resume", "run.seed=1"], "leave the overrides away"),
         (["run", "--resume"], "holds no run to resume"),
         (["run", "--resume", "--run-dir", "absent"], "has no config.toml"),

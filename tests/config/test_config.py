@@ -187,6 +187,8 @@ EMULATED = (
         (["runtime.heartbeat_timeout_s=0.6"], "less than two heartbeats"),
         (["run.seed=9223372036854775808"], "does not fit in 63 bits"),
         (["rollout.engine=sglang", "sglang.python=/none"], 'sglang.python: "/none" is no program'),
+        (["rollout.engine=sglang", "sglang.python=/bin/false"], "is not installed for /bin/false"),
+        (["rollout.engine=sglang", "sglang.python=/bin/false"], "launch/install-sglang-cpu.sh VENV"),
         (["rollout.gpus_per_worker=2"], "the torch engine runs on one GPU"),
         (["rollout.engine=emulated"], 'training.engine: "fsdp" does not go with rollout.engine = "emulated"'),
         (["environment.name=emulated"], 'rollout.engine: "torch" does not go with environment.name'),

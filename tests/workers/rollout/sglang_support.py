@@ -5,11 +5,12 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import cache
 from pathlib import Path
 
+import psutil
 from engine_support import MODEL, VOCABULARY
 
 from pearl.workers.rollout.protocol import Role
@@ -32,12 +33,42 @@ def python() -> str:
 def why_not() -> str:
     """Why no SGLang engine can run here; "" = one can."""
     code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('sglang') is None)"
-    if subprocess.run([python(), "-c", code], capture_output=True, check=False).returncode:
+    if _complaint(code) is not None:
         return (
             f"SGLang is not installed for {python()}: run launch/install-sglang-cpu.sh VENV and set "
             f"{PYTHON_VARIABLE}=VENV/bin/python"
         )
     return ""
+
+
+@cache
+def why_no_pairs() -> str:
+    """Why no prefill-decode pair can run here; "" = one can."""
+    if reason := why_not():
+        return reason
+    complaint = _complaint("import mooncake.engine")
+    if complaint is not None:
+        return (
+            "SGLang's KV transfer lacks a library of the system; install libibverbs1, librdmacm1 and libnuma1, which "
+            f"launch/install-sglang-cpu.sh does as root where apt is: {complaint}"
+        )
+    return ""
+
+
+def _complaint(code: str) -> str | None:
+    """Of SGLang's interpreter; None when the code runs to its end."""
+    result = subprocess.run([python(), "-c", code], capture_output=True, text=True, check=False)
+    return (result.stderr.strip().splitlines() or [""])[-1] if result.returncode else None
+
+
+def shared_memory(pid: int) -> set[str]:
+    """Files of shared memory that it maps."""
+    maps = psutil.Process(pid).memory_maps(grouped=True)
+    return {entry.path for entry in maps if entry.path.startswith("/dev/shm/")}
+
+
+def existing(paths: set[str]) -> list[str]:
+    return [path for path in paths if os.path.exists(path)]
 
 
 def settings_in(directory: Path, **changes: object) -> SglangSettings:
@@ -60,17 +91,28 @@ def settings_in(directory: Path, **changes: object) -> SglangSettings:
 
 
 @contextmanager
-def running_server(role: Role = "colocated", **changes: object) -> Iterator[tuple[Server, SglangSettings]]:
-    """A server that outlives event loops."""
+def running_servers(*roles: Role) -> Iterator[list[tuple[Server, SglangSettings]]]:
+    """Servers that outlive event loops, all started at once."""
     with tempfile.TemporaryDirectory() as name:
-        settings = settings_in(Path(name), **changes)
-        write_model(MODEL, VOCABULARY, settings.model_directory)
-        server = Server(settings)
-        asyncio.run(server.start(role, START_LIMIT_S))
+        found = []
+        for index, _ in enumerate(roles):
+            directory = Path(name) / str(index)
+            directory.mkdir()
+            settings = settings_in(directory)
+            write_model(MODEL, VOCABULARY, settings.model_directory)
+            found.append((Server(settings), settings))
         try:
-            yield server, settings
+            asyncio.run(_start([server for server, _ in found], roles))
+            yield found
         finally:
-            asyncio.run(server.stop())
+            for server, _ in found:
+                asyncio.run(server.stop())
+
+
+async def _start(servers: Sequence[Server], roles: Sequence[Role]) -> None:
+    async with asyncio.TaskGroup() as group:
+        for server, role in zip(servers, roles, strict=True):
+            group.create_task(server.start(role, START_LIMIT_S))
 
 
 @asynccontextmanager

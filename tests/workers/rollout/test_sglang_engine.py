@@ -1,5 +1,8 @@
 """The SGLang engine against the contract of all engines, and against the model's own arithmetic."""
 
+import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Iterator
 
 import engine_contract
@@ -20,8 +23,11 @@ from engine_support import (
     request,
 )
 
+from pearl.runtime.gone import wait_gone
+from pearl.runtime.members import open_pidfds, with_descendants
 from pearl.state.weights import Version
 from pearl.workers.rollout.protocol import MemoryTag
+from pearl.workers.rollout.sglang.engine import EngineDiedError
 from pearl.workers.rollout.sglang.memory import held_bytes
 from pearl.workers.rollout.sglang.server import Server
 from pearl.workers.rollout.sglang.settings import SglangSettings
@@ -34,7 +40,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[Server, SglangSettings]]:
-    with sglang_support.running_server() as found:
+    with sglang_support.running_servers("colocated") as (found,):
         yield found
 
 
@@ -44,6 +50,7 @@ async def subject(server: tuple[Server, SglangSettings]) -> AsyncIterator[engine
         yield engine_contract.Subject(engine, image)
 
 
+GONE_S = 15.0
 TAGS: tuple[MemoryTag, ...] = ("weights", "kv_cache", "cuda_graph")
 
 
@@ -173,3 +180,33 @@ async def test_an_attempt_aborted_in_a_pause_is_over_at_once_and_leaves_nothing(
     assert found[2].ids == greedy_reference(reference(1), ids(2, 9), 60)
     await subject.engine.pause("abort")
     await subject.engine.flush_cache()
+
+
+async def test_its_death_ends_what_runs_and_leaves_nothing(server: tuple[Server, SglangSettings]) -> None:
+    """The last test of this server: kill -9, with an answer on its way."""
+    running, settings = server
+    assert running.pid is not None
+    pids = with_descendants([running.pid])
+    shared = {path for pid in pids for path in sglang_support.shared_memory(pid)}
+    with open_pidfds(pids) as fds:
+        assert len(fds) >= 3, "server, scheduler and detokenizer"
+        with pytest.raises(ExceptionGroup) as failure:
+            await _kill(running, settings)
+        assert failure.value.subgroup(EngineDiedError) is not None
+        assert await wait_gone(fds, GONE_S)
+    await running.stop()
+    assert sglang_support.existing({*shared, str(settings.log_path.with_name("sglang-files"))}) == []
+
+
+async def _kill(running: Server, settings: SglangSettings) -> None:
+    assert running.pid is not None
+    async with sglang_support.engine_on(running, settings) as engine:
+        subject = engine_contract.Subject(engine, image)
+        await subject.take(1)
+        await subject.generate(request(1, ids(1, 20), 1500, temperature=0.0))
+        await subject.produced(2, 1)
+        os.kill(running.pid, signal.SIGKILL)
+        answer = (await subject.finished(1))[1]
+        assert answer.finish == "abort"
+        assert answer.ids == greedy_reference(reference(1), ids(1, 20), len(answer.ids))
+        await asyncio.sleep(GONE_S)  # the engine's own task ends this

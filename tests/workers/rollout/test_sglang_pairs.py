@@ -1,6 +1,8 @@
 """Prefill and decode halves on two SGLang servers, and their roles."""
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -21,13 +23,13 @@ from engine_support import (
 )
 
 from pearl.workers.rollout.protocol import Delta, Role
-from pearl.workers.rollout.sglang.engine import SglangEngine
+from pearl.workers.rollout.sglang.engine import EngineDiedError, SglangEngine
 from pearl.workers.rollout.sglang.meeting import MeetingPoint
 from pearl.workers.rollout.sglang.server import Server
 from pearl.workers.rollout.sglang.settings import SglangSettings
 
 pytestmark = [
-    pytest.mark.skipif(bool(sglang_support.why_not()), reason=sglang_support.why_not()),
+    pytest.mark.skipif(bool(sglang_support.why_no_pairs()), reason=sglang_support.why_no_pairs()),
     pytest.mark.timeout(500),  # the first test starts the servers
 ]
 LIMIT_S = 30.0
@@ -68,7 +70,7 @@ class Worker:
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[tuple[Running, Running]]:
-    with sglang_support.running_server("prefill") as first, sglang_support.running_server("decode") as second:
+    with sglang_support.running_servers("prefill", "decode") as (first, second):
         yield first, second
 
 
@@ -183,3 +185,42 @@ async def test_memory_is_released_and_comes_back_in_both_roles(workers: list[Wor
         await worker.engine.continue_generation()
     prefill, decode = workers
     await check(prefill, decode, 80, 81)
+
+
+async def test_ws_10_a_half_that_is_killed_ends_the_other_half_with_what_it_has(
+    servers: tuple[Running, Running],
+) -> None:
+    """The last test of these servers: kill -9 of the prefill half amid requests; the decode half lives on."""
+    with pytest.raises(ExceptionGroup) as failure:
+        await _kill_prefill(servers)
+    assert failure.value.subgroup(EngineDiedError) is not None
+
+
+async def _kill_prefill(servers: tuple[Running, Running]) -> None:
+    (first, first_settings), (second, second_settings) = servers
+    points = [MeetingPoint("127.0.0.1", "127.0.0.1", f"rollout.{index}.1") for index in (0, 1)]
+    async with (
+        sglang_support.engine_on(second, second_settings, "decode", points[1]) as decoder,
+        sglang_support.engine_on(first, first_settings, "prefill", points[0]) as prefiller,
+    ):
+        prefill, decode = Worker(prefiller, points[0]), Worker(decoder, points[1])
+        for worker in (prefill, decode):
+            await worker.take(1)
+        await send(prefill, decode, 90, count=1500)
+        await decode.until(lambda: 90 in decode.found and len(decode.found[90].ids) >= 5)
+        attempts = range(91, 99)
+        for attempt in attempts:
+            await send(prefill, decode, attempt, length=1500)
+        assert first.pid is not None
+        os.kill(first.pid, signal.SIGKILL)
+        await prefill.ended(90, *attempts)
+        await decode.ended(*attempts)
+        for attempt in attempts:
+            answer = decode.found[attempt]
+            assert answer.finish in ("abort", "length")
+            assert answer.ids == greedy_reference(reference(1), ids(attempt, 1500), len(answer.ids))
+        await decode.ended(90)  # its KV had arrived
+        assert decode.found[90].finish == "length"
+        await decode.engine.pause("abort")
+        await decode.engine.flush_cache()  # only an idle SGLang does that
+        await asyncio.sleep(LIMIT_S)  # the dead engine's own task ends this

@@ -201,10 +201,12 @@ def test_stand_ins_are_on_the_path_only_where_there_is_no_gpu() -> None:
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "PEARL_GROUP": "rollout.0.1",
     }
-    on_cpu, on_gpu = environment(settings(False), "h", base), environment(settings(True), "h", base)
+    on_cpu, on_gpu = (environment(settings(uses_gpu), "h", "/f", base) for uses_gpu in (False, True))
     assert on_cpu["PYTHONPATH"] == f"{SERVER_PATH}:{CPU_PATH}"
     assert on_gpu["PYTHONPATH"] == str(SERVER_PATH)
     assert "SGLANG_USE_CPU_ENGINE" not in on_gpu
+    assert (on_cpu["TMPDIR"], on_cpu["PEARL_SGLANG_FILES"]) == ("/f", "/f")
+    assert on_cpu["TORCHINDUCTOR_CACHE_DIR"] != "/f", "what was compiled is there for the next server"
     assert on_cpu["PEARL_GROUP"] == "rollout.0.1", "markers by which what is left of a group is found"
     assert not {"RANK", "TORCHELASTIC_USE_AGENT_STORE"} & on_cpu.keys()
 

@@ -8,10 +8,12 @@ import asyncio
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from pearl.runtime.gone import wait_gone
 from pearl.runtime.members import open_pidfds, send, with_descendants
@@ -25,6 +27,7 @@ KILL_LIMIT_S = 5.0
 LOOK_PERIOD_S = 0.25
 """Between two looks whether a server that starts answers yet: it tells nobody."""
 LOG_TAIL_BYTES = 2048
+SHARED_MEMORY = Path("/dev/shm")
 
 
 class Server:
@@ -35,6 +38,8 @@ class Server:
         self._on_death: Callable[[str], None] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
+        self._files = settings.log_path.with_name("sglang-files")
+        self._files_fd = -1
         self.bootstrap_port = 0
         self.client = Client(0)
 
@@ -59,7 +64,7 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=environment(self._settings, self._host, os.environ),
+                env=environment(self._settings, self._host, self._make_files(), os.environ),
                 start_new_session=True,
             )
         try:
@@ -70,6 +75,12 @@ class Server:
             if isinstance(error, TimeoutError):
                 raise ServerError(f"SGLang did not answer within {limit_s:g} s: {self.log_tail()}") from None
             raise
+
+    def _make_files(self) -> str:
+        """A name of the directory, while this process lives, that is short enough for the names of sockets in it."""
+        self._files.mkdir(exist_ok=True)
+        self._files_fd = os.open(self._files, os.O_PATH | os.O_DIRECTORY)
+        return f"/proc/{os.getpid()}/fd/{self._files_fd}"
 
     async def _answers(self) -> None:
         while True:
@@ -108,7 +119,8 @@ class Server:
         if process is None:
             return
         self.unwatch()
-        with open_pidfds(with_descendants([process.pid])) as fds:
+        pids = with_descendants([process.pid])
+        with open_pidfds(pids) as fds:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # also whoever was adopted meanwhile
             send(fds, signal.SIGKILL)
@@ -116,6 +128,14 @@ class Server:
                 log.error("processes of SGLang do not end on SIGKILL within %g s", KILL_LIMIT_S)
         process.wait(KILL_LIMIT_S)
         self._process = None
+        self._remove_files(pids)
+
+    def _remove_files(self, pids: Sequence[int]) -> None:
+        os.close(self._files_fd)
+        shutil.rmtree(self._files, ignore_errors=True)
+        for pid in pids:  # what the ranks of several GPUs share
+            for path in SHARED_MEMORY.glob(f"sgl_shm_*_{pid}_*"):
+                path.unlink(missing_ok=True)
 
     def log_tail(self) -> str:
         """Its last words, for an error: the last line of what it wrote that is not of a trace."""

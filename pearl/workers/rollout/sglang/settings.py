@@ -2,6 +2,7 @@
 
 import os
 import re
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ HERE = Path(__file__).resolve().parent
 SERVER_PATH = HERE / "server_path"
 CPU_PATH = HERE / "cpu_path"
 LOADER = "pearl_on_server.load"
+FILES_VARIABLE = "PEARL_SGLANG_FILES"
+"""Tells what is on the server's path the directory for SGLang's files."""
 MEMORY_FRACTION_CPU = 0.6
 """SGLang subtracts what other processes hold; with less it finds no room for the KV it was asked for."""
 CONTEXT_MARGIN = 16
@@ -121,14 +124,18 @@ def _flags(options: Mapping[str, Any]) -> Iterator[str]:
             yield from (f"--{key}", str(value))
 
 
-def environment(settings: SglangSettings, host: str, base: Mapping[str, str]) -> dict[str, str]:
-    """``host`` is where other workers' halves reach this one."""
+def environment(settings: SglangSettings, host: str, files: str, base: Mapping[str, str]) -> dict[str, str]:
+    """``host`` is where other workers' halves reach this one, ``files`` a directory for what SGLang leaves behind."""
     paths = [SERVER_PATH] if settings.uses_gpu else [SERVER_PATH, CPU_PATH]
     found = {
         **{key: value for key, value in base.items() if not _TORCHRUN.fullmatch(key)},
         # Only ours: what the worker's interpreter imports need not fit SGLang's.
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
         "HF_HUB_OFFLINE": "1",
+        # Sockets and shared files, which it does not remove when it is killed; not what its compilers keep for later.
+        "TMPDIR": files,
+        FILES_VARIABLE: files,
+        "TORCHINDUCTOR_CACHE_DIR": base.get("TORCHINDUCTOR_CACHE_DIR") or _compiled(),
         "SGLANG_HOST_IP": host,
         "HOST_IP": host,
         "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": str(HALF_LIMIT_S),
@@ -137,7 +144,11 @@ def environment(settings: SglangSettings, host: str, base: Mapping[str, str]) ->
     }
     if not settings.uses_gpu:
         found["SGLANG_USE_CPU_ENGINE"] = "1"
-        found["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(settings.num_gpus)))
-        if settings.num_gpus == 1:
-            del found["SGLANG_CPU_OMP_THREADS_BIND"]
+        if settings.num_gpus > 1:
+            found["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(settings.num_gpus)))
     return found
+
+
+def _compiled() -> str:
+    """Where torch keeps it by itself."""
+    return os.path.join(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")

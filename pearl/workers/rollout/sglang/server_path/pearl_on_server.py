@@ -158,7 +158,21 @@ def _signed(value: int) -> int:
 
 
 def activate() -> None:
-    """SGLang's plugin: every request is sampled with its own key and the position. SGLang knows that only together
+    """SGLang's plugin."""
+    _share_loads_in(os.environ["PEARL_SGLANG_FILES"])
+    _draw_by_counter()
+
+
+def _share_loads_in(directory: str) -> None:
+    """Of the file by which its processes tell each other their load: else it is in /dev/shm, and stays there when they
+    are killed."""
+    from sglang.srt.managers import load_snapshot
+
+    load_snapshot.shm_path_for = lambda name: os.path.join(directory, f"loads_{os.path.basename(name)}")
+
+
+def _draw_by_counter() -> None:
+    """Every request is sampled with its own key and the position. SGLang knows that only together
     with its batch-invariant kernels, and not beside its default sampler. Requests of PEARL have a temperature and
     nothing else, or are greedy, which SGLang calls "the best one of the top"."""
     from sglang.srt.layers.sampler import Sampler
