@@ -119,6 +119,16 @@ class LiveRun:
             assert time.monotonic() < deadline, [p.cmdline()[:6] for p in left]
             time.sleep(0.05)
 
+    def assert_stops(self, code: int, limit_s: float = 15.0) -> None:
+        """After a signal or a failure: all its processes end within the limit, and nothing is left. The coordinator,
+        alone by then, has the report to write, which takes its time on a busy machine."""
+        deadline = time.monotonic() + limit_s
+        while others := [p for p in self.processes() if p.pid != self.process.pid]:
+            assert time.monotonic() < deadline, [p.cmdline()[:6] for p in others]
+            time.sleep(0.05)
+        assert self.wait(60) == code, self.text()
+        self.assert_nothing_left(1.0)
+
     def assert_clean(self) -> dict[str, Any]:
         assert check(self.run_dir) == []
         summary = self.summary()

@@ -21,14 +21,6 @@ def gpu_events(run: LiveRun, event: str) -> list[dict[str, object]]:
     return [line for line in run.metrics("gpus") if line["event"] == event]
 
 
-def assert_stops(run: LiveRun) -> None:
-    """By Ctrl-C, and nothing is left."""
-    run.kill(signal.SIGINT)
-    run.assert_nothing_left(15)
-    assert run.wait(60) == 130, run.text()  # a report takes its time on a busy machine
-    run.assert_nothing_left(1.0)
-
-
 def test_pr_01_gpus_come_and_go_while_workers_die(tmp_path: Path) -> None:
     """A planned reclaim loses nothing and touches nobody else; kills are made up for; Ctrl-C amid an expansion while
     GPUs are lent leaves nothing."""
@@ -58,7 +50,8 @@ def test_pr_01_gpus_come_and_go_while_workers_die(tmp_path: Path) -> None:
         workers.wait_for(JOINER, 3, "starting")
         run.wait_for("the training GPUs to be lent", lambda: is_lent(run))
         assert "serving" not in workers.told(JOINER, 3)
-        assert_stops(run)
+        run.kill(signal.SIGINT)
+        run.assert_stops(130)
     summary = run.assert_clean()
     assert summary["tokens_lost_planned"] == 0
     assert summary["workers_lost"] == 2
@@ -92,7 +85,8 @@ def test_ag_01_other_hosts_join_leave_and_die(tmp_path: Path) -> None:
         run.wait_for("its worker's end", lambda: not run.ranks(f"rollout.{JOINER}") and len(gone(run)) == 2)
         run.wait_for_step(len(run.steps()) + 2)
         assert workers.told(0, 1)[-1] != "gone"
-        assert_stops(run)
+        run.kill(signal.SIGINT)
+        run.assert_stops(130)
     summary = run.assert_clean()
     assert summary["tokens_lost_planned"] == 0
     assert summary["trainers_lost"] == 0
@@ -127,7 +121,8 @@ def test_ws_11_a_receiver_stops_amid_a_push(tmp_path: Path) -> None:
         seconds = time.monotonic() - began
         workers.wait_for(0, 2)
         run.wait_for_step(len(run.steps()) + 1)
-        assert_stops(run)
+        run.kill(signal.SIGINT)
+        run.assert_stops(130)
     summary = run.assert_clean()
     assert summary["workers_lost"] == 1
     assert summary["trainers_lost"] == 0

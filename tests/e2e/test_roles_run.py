@@ -103,8 +103,7 @@ def test_roles_follow_the_workers_that_come_and_go(tmp_path: Path, pd: str) -> N
         run.wait_for_step(len(run.steps()) + 1)
         assert survivor(run) == pid
         run.kill(signal.SIGINT)
-        assert run.wait(15) == 130, run.text()
-        run.assert_nothing_left(1.0)
+        run.assert_stops(130)
     summary = run.assert_clean()
     assert summary["tokens_lost"] == summary["tokens_lost_planned"] == summary["workers_lost"] == 0
     assert unnamed_changes(run) == []

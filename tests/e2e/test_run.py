@@ -87,7 +87,7 @@ def test_ws_10_kills_and_stops_hurt_only_themselves(tmp_path: Path) -> None:
         assert before & {p.pid for p in run.ranks("rollout.")} == before, run.text()[-3000:]
         run.wait_for("both workers serving again", lambda: "workers 2/2" in run.text().splitlines()[-1])
         run.kill(signal.SIGINT)  # as long as it takes, not as many steps: machines differ
-        assert run.wait(15) == 130, run.text()
+        run.assert_stops(130)
     summary = run.assert_clean()
     assert summary["steps"] > step
     assert summary["workers_lost"] == 2
@@ -166,15 +166,13 @@ def test_pl_01_pl_02_a_signal_while_rolling_out_then_the_node_agent_is_killed(tm
     with started(tmp_path / "run", run__num_steps=500) as run:
         run.wait_for_step(0)
         run.kill(signal.SIGINT)
-        assert run.wait(15) == 130, run.text()
-        run.assert_nothing_left(1.0)
+        run.assert_stops(130)
     assert run.summary()["complete"] is False
     with resumed(tmp_path / "run") as run:
         run.wait_for_step(len(run.steps()))
         (agent,) = [p for p in run.processes("agent") if p.pid != os.getpid()]
         agent.kill()
-        assert run.wait(30) == 1, run.text()
-        run.assert_nothing_left(1.0)
+        run.assert_stops(1)
     assert "node agent" in run.text()
 
 
@@ -185,5 +183,4 @@ def test_pl_01_a_signal_while_starting(tmp_path: Path, number: int, code: int) -
             "its first processes", lambda: (run.run_dir / "run_id").exists() and run.processes("agent")
         )
         run.kill(number)
-        assert run.wait(15) == code, run.text()
-        run.assert_nothing_left(1.0)
+        run.assert_stops(code)
