@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from itertools import permutations
 from random import Random
-from time import perf_counter
 
 import pytest
+from calls import num_calls
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -127,12 +127,12 @@ def test_callers_mistakes_are_asserted(leavers: list[int], joiners: list[int], t
         make_plan(workers(["colocated"] * 2), slots(*leavers), slots(*joiners), target)
 
 
-def test_a_plan_for_4096_workers_takes_under_50_ms() -> None:
-    current = workers("prefill" if index % 3 else "decode" for index in range(4096))
+def test_a_plan_takes_as_long_as_there_are_workers() -> None:
+    """Not as their square; ``benchmarks/decisions.py`` has the seconds."""
 
-    def once() -> float:
-        began = perf_counter()
-        make_plan(current, slots(*range(100)), slots(*range(5000, 5200)), Allocation(2000, 2196))
-        return perf_counter() - began
+    def plan(size: int) -> None:
+        current = workers("prefill" if index % 3 else "decode" for index in range(size))
+        leavers, joiners = slots(*range(size // 32)), slots(*range(size, size + size // 16))
+        make_plan(current, leavers, joiners, Allocation(size // 2, size // 2 + size // 32))
 
-    assert min(once() for _ in range(5)) < 0.05
+    assert num_calls(lambda: plan(4096)) < 2.1 * num_calls(lambda: plan(2048))
