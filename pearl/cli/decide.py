@@ -18,7 +18,7 @@ MOST_WORKERS = 100_000
 TERMS = ("prefill", "transfer", "decode", "overhead", "env")
 
 SUMS = {
-    "closed-form": "disaggregated: the longer of prefill + transfer and decode, plus env",
+    "closed-form": "disaggregated: the longer of prefill + transfer and decode, plus overhead and env",
     "fluid": "the terms add up",
 }
 

@@ -2,6 +2,10 @@
 
 A pure function of profile, budget, current allocation and settings. A switch that nothing forces must promise a
 relative gain above its threshold, larger for a change of mode than of ratio, and more seconds than it costs.
+
+Workers on lent training GPUs come and go with every step, and their roles are chosen together with those of the
+workers that stay: an allocation is as good as it is alone and with the best roles for the others beside it, each for
+its share of the time. So what is best does not change with their coming and going, and nobody switches for them.
 """
 
 from collections.abc import Sequence
@@ -25,8 +29,8 @@ workers change between prefill and decode; mode: between colocated and disaggreg
 
 class Candidate(msgspec.Struct, frozen=True):
     allocation: Allocation
-    seconds: float
-    terms: Terms
+    seconds: float  # over both, where training GPUs are lent for a part of the time
+    terms: Terms  # of the allocation alone
     feasible: bool
 
 
@@ -49,12 +53,25 @@ class SwitchCost(msgspec.Struct, frozen=True):
 FREE = SwitchCost()
 
 
+class Lending(msgspec.Struct, frozen=True):
+    """So many workers more, on training GPUs, are there for this share of the time."""
+
+    num_workers: int = 0
+    share: float = 0.0
+
+
+NOTHING_LENT = Lending()
+
+
 def decide(
     profile: Profile | None,
     num_workers: int,
     current: Allocation | None,
     config: ElasticConfig,
     cost: SwitchCost = FREE,
+    *,
+    base: Allocation | None = None,
+    lending: Lending = NOTHING_LENT,
 ) -> Decision:
     """The allocation that ``num_workers`` should have.
 
@@ -63,6 +80,8 @@ def decide(
         current: roles of the workers that stay, as they are; workers that join have none yet, so it may hold fewer
             than ``num_workers``. More than ``num_workers`` means that some leave, whichever role they have.
         cost: of a switch that nothing forces; a fixed policy does not ask.
+        base: roles of workers among them that keep theirs; whole, or None.
+        lending: of training GPUs, beside these workers.
 
     Raises:
         ValueError: for a policy (``config.pd``) that is neither "colocated", "adaptive" nor an allocation.
@@ -70,25 +89,45 @@ def decide(
     policy = config.pd
     if num_workers <= 0:
         return Decision(Allocation(), None, (), "no workers: nothing to decide")
-    candidates = () if profile is None else _candidates(profile, num_workers, MODELS[config.makespan])
+    possible = [a for a in allocations(num_workers) if base is None or _contains(a, base)]
+    candidates = () if profile is None else _candidates(profile, possible, MODELS[config.makespan], lending)
     if policy == "colocated":
         return _fixed(Allocation(colocated=num_workers), candidates, current, "the policy is colocated")
     if policy != "adaptive":
-        target, reason = _nearest(Allocation.parse(policy), num_workers, candidates)
+        target, reason = _nearest(Allocation.parse(policy), possible, candidates)
         return _fixed(target, candidates, current, reason)
     if profile is None:
-        target = _unmeasured(num_workers, current)
+        target = _unmeasured(possible, current)
         return _fixed(target, candidates, current, f"{target} until there is a profile")
     return _adapt(candidates, current, config, cost)
 
 
-def _candidates(profile: Profile, num_workers: int, model: Model) -> tuple[Candidate, ...]:
+def _candidates(
+    profile: Profile, possible: Sequence[Allocation], model: Model, lending: Lending
+) -> tuple[Candidate, ...]:
+    together = _together(profile, possible, model, lending)
     found = []
-    for allocation in allocations(num_workers):
+    for allocation in possible:
         prediction = model(profile, allocation)
-        feasible = is_feasible(profile, allocation)
-        found.append(Candidate(allocation, prediction.seconds, prediction.terms, feasible))
+        seconds = prediction.seconds
+        if allocation in together:
+            seconds = 1.0 / ((1.0 - lending.share) / seconds + lending.share / together[allocation])
+        found.append(Candidate(allocation, seconds, prediction.terms, is_feasible(profile, allocation)))
     return tuple(found)
+
+
+def _together(
+    profile: Profile, possible: Sequence[Allocation], model: Model, lending: Lending
+) -> dict[Allocation, float]:
+    """The makespan with the best roles for the lent workers beside each allocation; empty when none are lent."""
+    more = lending.num_workers
+    if not more or not lending.share:
+        return {}
+    total = possible[0].total + more
+    colocated, *splits = [model(profile, allocation).seconds for allocation in allocations(total)]
+    return {
+        a: colocated if a.is_colocated else min(splits[a.prefill - 1 : a.prefill + more]) for a in possible
+    }
 
 
 # fixed policies
@@ -104,12 +143,15 @@ def _fixed(
     )
 
 
-def _nearest(wish: Allocation, num_workers: int, candidates: Sequence[Candidate]) -> tuple[Allocation, str]:
+def _nearest(
+    wish: Allocation, possible: Sequence[Allocation], candidates: Sequence[Candidate]
+) -> tuple[Allocation, str]:
     """The feasible allocation whose share of prefill workers is nearest to the wish's; without a profile all are."""
+    num_workers = possible[0].total
     colocated = Allocation(colocated=num_workers)
     if wish.is_colocated:
         return colocated, "the policy is colocated"
-    feasible = [c.allocation for c in candidates if c.feasible] or list(allocations(num_workers))
+    feasible = [c.allocation for c in candidates if c.feasible] or possible
     splits = [allocation for allocation in feasible if not allocation.is_colocated]
     if not splits:
         return colocated, f"{wish} is the policy, but no split of {num_workers} workers is feasible"
@@ -118,11 +160,9 @@ def _nearest(wish: Allocation, num_workers: int, candidates: Sequence[Candidate]
     return target, f"{wish} is the policy" + ("" if target == wish else f": {target} is nearest to its ratio")
 
 
-def _unmeasured(num_workers: int, current: Allocation | None) -> Allocation:
-    """As it was, when that is whole and all are there; else colocated, which needs to know nothing."""
-    if current is not None and current.total == num_workers and current.is_whole:
-        return current
-    return Allocation(colocated=num_workers)
+def _unmeasured(possible: Sequence[Allocation], current: Allocation | None) -> Allocation:
+    """As it was, when that is whole and all are there; else colocated where it may be, which needs to know nothing."""
+    return current if current is not None and current in possible else possible[0]
 
 
 # adaptive
@@ -132,6 +172,7 @@ def _adapt(
     candidates: Sequence[Candidate], current: Allocation | None, config: ElasticConfig, cost: SwitchCost
 ) -> Decision:
     feasible = [candidate for candidate in candidates if candidate.feasible]
+    feasible = feasible or list(candidates)  # of workers that keep their roles, whatever the batch has become
     if current is None or current.total == 0:
         best = min(feasible, key=_preference)
         return _decision(best, candidates, None, f"{_show(best)} is the least of {len(feasible)} feasible")
@@ -231,6 +272,10 @@ def _fits(small: Allocation, large: Allocation) -> bool:
     return (
         small.prefill <= large.prefill and small.decode <= large.decode and small.colocated <= large.colocated
     )
+
+
+def _contains(allocation: Allocation, base: Allocation) -> bool:
+    return allocation.is_colocated == base.is_colocated and _fits(base, allocation)
 
 
 def _is_pure(allocation: Allocation) -> bool:

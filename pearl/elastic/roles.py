@@ -3,13 +3,16 @@ the workers switch that the plan names (paper §4.3.2, §4.4.2).
 
 Switching is rolling: a worker is cut from routing, finishes what it has, and serves in its new role; at least one
 complete serving path stays while any can. A worker that comes up is in its role before it is admitted.
+
+Training GPUs that are lent come and go with every step: their workers take the best roles beside those of the workers
+that stay, which keep theirs and are left as they were when the GPUs go home.
 """
 
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from pearl.elastic.decision_engine import Decision, SwitchCost, decide
+from pearl.elastic.decision_engine import NOTHING_LENT, Decision, Lending, SwitchCost, decide
 from pearl.elastic.gate import smooth
 from pearl.elastic.orchestration import make_plan
 from pearl.elastic.runtime_tracker import RuntimeTracker
@@ -19,7 +22,7 @@ from pearl.state.config import Config
 from pearl.state.counters import Counters
 from pearl.state.effects import Effects
 from pearl.state.ids import Slot
-from pearl.state.plan import Allocation, Plan
+from pearl.state.plan import Allocation, Assignment, Plan, Role
 from pearl.state.worker_table import WorkerRow, WorkerTable
 
 SHOWN_CANDIDATES = 64
@@ -58,7 +61,9 @@ class RoleManager:
     def active(self) -> list[WorkerRow]:
         return [row for row in self._table.rows.values() if row.condition in ACTIVE]
 
-    def advance(self, step: int, steps_left: int, joining: Iterable[Slot], now: float) -> None:
+    def advance(
+        self, step: int, steps_left: int, joining: Iterable[Slot], lending: Lending, now: float
+    ) -> None:
         """Decide when something has changed, and go on switching. ``joining`` are not admitted yet."""
         if self.is_settled:
             return
@@ -67,39 +72,79 @@ class RoleManager:
         key = (step, tuple(row.slot for row in rows))
         if rows and key != self._state.decided_for:
             self._state.decided_for = key
-            self._decide(rows, steps_left, now)
+            self._decide(rows, steps_left, lending, now)
         self._switch(held, now)
 
-    def assign(self, joiners: Sequence[WorkerRow], steps_left: int, now: float) -> Plan:
+    def assign(self, joiners: Sequence[WorkerRow], steps_left: int, lending: Lending, now: float) -> Plan:
         """The plan that takes the joiners in, each with its role; survivors switch once the joiners are there."""
-        current = {row.slot: row.wanted_role for row in self.active()}
-        target = Allocation(colocated=len(current) + len(joiners))
+        stay, _ = _by_zone(self.active())
+        target = Allocation(colocated=len(stay) + len(joiners))
         if not self.is_settled:
-            target = self._ask(len(current) + len(joiners), self.allocation(), steps_left, now).target
-        plan = make_plan(current, (), [row.slot for row in joiners], target)
-        for assignment in plan.add:
-            self._table.rows[assignment.slot].wanted_role = assignment.role
+            target = self._ask(target.total, allocation_of(stay), steps_left, now, lending=lending).target
+        plan = make_plan(_wanted(stay), (), [row.slot for row in joiners], target)
+        self._adopt(plan.add)
         return plan
 
-    def _decide(self, rows: list[WorkerRow], steps_left: int, now: float) -> None:
-        decision = self._ask(len(rows), allocation_of(rows), steps_left, now)
+    def assign_lent(self, lent: Sequence[WorkerRow], now: float) -> Plan:
+        """The same for workers on training GPUs that are about to wake; nobody switches for them."""
+        stay, _ = _by_zone(self.active())
+        if not self.is_settled:
+            self._decide_lent(stay, lent, now)
+        return Plan(add=tuple(Assignment(row.slot, row.wanted_role) for row in lent))
+
+    def _decide(self, rows: Sequence[WorkerRow], steps_left: int, lending: Lending, now: float) -> None:
+        stay, lent = _by_zone(rows)
+        if stay:
+            decision = self._ask(len(stay), allocation_of(stay), steps_left, now, lending=lending)
+            self._rebind(stay, decision.target, decision, now)
+        if lent:
+            decision = self._decide_lent(stay, lent, now)
         self._counters.mode_switches += decision.switch == "mode"
         self._counters.ratio_switches += decision.switch == "ratio"
-        plan = make_plan({row.slot: row.wanted_role for row in rows}, (), (), decision.target)
-        for assignment in plan.rebind:
-            self._table.rows[assignment.slot].wanted_role = assignment.role
+
+    def _decide_lent(self, stay: Sequence[WorkerRow], lent: Sequence[WorkerRow], now: float) -> Decision:
+        """Beside those that stay, unless these cannot serve by themselves."""
+        base = allocation_of(stay)
+        if not base.is_whole:
+            stay, base = (), Allocation()
+        rows = [*stay, *lent]
+        decision = self._ask(len(rows), allocation_of(rows), 1, now, base=base if stay else None)
+        self._rebind(lent, decision.target.less(base), decision, now)
+        return decision
+
+    def _rebind(self, rows: Sequence[WorkerRow], target: Allocation, decision: Decision, now: float) -> None:
+        plan = make_plan(_wanted(rows), (), (), target)
+        self._adopt(plan.rebind)
         self._counters.role_changes += len(plan.rebind)
         if plan.rebind:
             report_plan(
                 self._effects, plan, "mandatory" if decision.forced else "optional", decision.reason, now
             )
 
-    def _ask(self, num_workers: int, current: Allocation, steps_left: int, now: float) -> Decision:
-        config = self._config.elastic
-        # Where training GPUs come and go with every step, a switch has to pay for itself within one.
-        lasts = 1.0 if config.borrow != "never" else max(1.0, float(steps_left))
-        cost = SwitchCost(self._state.switch_s or 0.0, lasts)
-        decision = decide(self._tracker.profile(), num_workers, current, config, cost)
+    def _adopt(self, assignments: Iterable[Assignment]) -> None:
+        for assignment in assignments:
+            self._table.rows[assignment.slot].wanted_role = assignment.role
+
+    def _ask(
+        self,
+        num_workers: int,
+        current: Allocation,
+        steps_left: int,
+        now: float,
+        *,
+        base: Allocation | None = None,
+        lending: Lending = NOTHING_LENT,
+    ) -> Decision:
+        cost = SwitchCost(self._state.switch_s or 0.0, max(1.0, float(steps_left)))
+        decision = decide(
+            self._tracker.profile(),
+            num_workers,
+            current,
+            self._config.elastic,
+            cost,
+            base=base,
+            lending=lending,
+        )
         best = sorted(decision.candidates, key=lambda candidate: candidate.seconds)[:SHOWN_CANDIDATES]
         self._effects.report(
             "decision",
@@ -164,6 +209,19 @@ class RoleManager:
             return False
         self._state.switch_s = smooth(self._state.switch_s, event.seconds, self._config.elastic.smoothing)
         return True
+
+
+def _by_zone(rows: Iterable[WorkerRow]) -> tuple[list[WorkerRow], list[WorkerRow]]:
+    """Those that stay, and those on lent training GPUs."""
+    stay: list[WorkerRow] = []
+    lent: list[WorkerRow] = []
+    for row in rows:
+        (lent if row.zone == "overlap" else stay).append(row)
+    return stay, lent
+
+
+def _wanted(rows: Iterable[WorkerRow]) -> dict[Slot, Role]:
+    return {row.slot: row.wanted_role for row in rows}
 
 
 def allocation_of(rows: Iterable[WorkerRow]) -> Allocation:

@@ -26,9 +26,17 @@ MAX_UNSTEADY_STEPS = 2
 """A change is felt in the step it falls in and by what was under way then. Where it recurs, steps are like that."""
 MAX_BUBBLE_RATIO = 1e6
 """For a batch in which next to nothing was generated: theta stays a finite number."""
+ENOUGH_STEPS = 4
+"""Whose mean overhead is believed: that of one step may be noise."""
+MODEL_ERROR = 0.15
+"""Of its makespan: so much of an overhead may be no overhead but the model's error, which the other mode has too."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 LOOPBACK_BYTES_PER_S = 1e9
 """Prior of the bandwidth between two torch engines, which is one TCP connection."""
+
+
+Served = Sequence[tuple[Allocation, float]]
+"""Allocations and the seconds for which each served a step."""
 
 
 class TurnSample(msgspec.Struct, frozen=True, array_like=True):
@@ -87,10 +95,11 @@ class TrackerState(msgspec.Struct):
     decode_fixed_seconds: float | None = None  # of the last good fit, as the next two
     decode_seconds_per_seq: float | None = None
     prefill_seconds_per_token: float | None = None
-    overhead_seconds: float = 0.0  # T_over before it is clipped, so that noise does not bias it
+    overhead_seconds: float = 0.0  # T_over: a mean before it is clipped, so that noise does not bias it
     num_overheads: int = 0  # steps behind it
     pair_overhead_seconds: float = 0.0  # the same of disaggregated steps
     num_pair_overheads: int = 0
+    modelled_turn_seconds: float = 0.0  # of the newest step that they were fitted to
     unsteady_steps: int = 0  # in a row
     refusal: str = ""  # why the newest fit is not used; "" when it is
 
@@ -138,7 +147,7 @@ class RuntimeTracker:
         self,
         samples: Sequence[TrajectorySample],
         makespan_s: float | None = None,
-        allocation: Allocation | None = None,
+        served: Served = (),
         *,
         steady: bool = True,
     ) -> None:
@@ -148,20 +157,21 @@ class RuntimeTracker:
             samples: its trajectories; those without a turn tell nothing.
             makespan_s: measured; by default what the slowest trajectory lived, which is the same where all of a batch
                 start together and the nearest thing to it where they do not.
-            allocation: that served all of it; None when it changed on the way. The overhead of its mode is fitted.
+            served: which allocations did, and how long. The overhead of their mode is fitted where all have the same.
             steady: False when workers came, left or changed roles meanwhile. Contexts are prefilled anew and wait
                 where they go on, which says nothing of how it will be: those averages stay, unless it goes on so.
         """
         samples = [sample for sample in samples if sample.turns]
-        newest = measure(samples) if samples else None
-        if newest is not None:
-            self._state.unsteady_steps = 0 if steady else self._state.unsteady_steps + 1
-            is_usual = not 0 < self._state.unsteady_steps <= MAX_UNSTEADY_STEPS
-            self._average(newest if is_usual else self._calmed(newest))
+        if not samples:
+            self._refit()
+            return
+        newest = measure(samples)
+        self._state.unsteady_steps = 0 if steady else self._state.unsteady_steps + 1
+        is_usual = not 0 < self._state.unsteady_steps <= MAX_UNSTEADY_STEPS
+        self._average(newest if is_usual else self._calmed(newest))
         self._refit()
-        if newest is not None and allocation is not None and allocation.is_whole:
-            measured_s = newest.slowest_seconds if makespan_s is None else makespan_s
-            self._fit_overhead(newest, measured_s, allocation)
+        if is_usual:
+            self._fit_overhead(newest.slowest_seconds if makespan_s is None else makespan_s, served)
 
     def _calmed(self, newest: Averages) -> Averages:
         """What moving trajectories distorts as it was before."""
@@ -212,29 +222,52 @@ class RuntimeTracker:
             if value is not None:
                 setattr(state, name, value)
 
-    def _fit_overhead(self, newest: Averages, makespan_s: float, allocation: Allocation) -> None:
+    def _fit_overhead(self, makespan_s: float, served: Served) -> None:
         """What a step took beyond the model without overhead, a turn: T_over where it was colocated.
 
-        It begins as if a step had had none: a first noisy step is no reason to change the mode.
+        The model is asked about the averages, since a single step's slowest trajectory may have few turns.
         """
-        state, profile = self._state, self._profile(newest, 0.0, 0.0)
-        if profile is None:
+        state, profile = self._state, self._profile(self._state.averages, 0.0, 0.0)
+        modes = {allocation.is_colocated for allocation, _ in served if allocation.is_whole}
+        if profile is None or len(modes) != 1:
             return
-        residual = (makespan_s - self._model(profile, allocation).seconds) / profile.workload.num_turns
-        count = 1 + (state.num_overheads if allocation.is_colocated else state.num_pair_overheads)
-        weight = max(self._smoothing / DAMPING, 1.0 / (count + 1))
-        if allocation.is_colocated:
+        predicted_s = self._mean_makespan(profile, served)
+        state.modelled_turn_seconds = predicted_s / profile.workload.num_turns
+        residual = makespan_s / profile.workload.num_turns - state.modelled_turn_seconds
+        is_colocated = modes == {True}
+        count = 1 + (state.num_overheads if is_colocated else state.num_pair_overheads)
+        weight = max(self._smoothing / DAMPING, 1.0 / count)
+        if is_colocated:
             state.num_overheads = count
             state.overhead_seconds += weight * (residual - state.overhead_seconds)
         else:
             state.num_pair_overheads = count
             state.pair_overhead_seconds += weight * (residual - state.pair_overhead_seconds)
 
+    def _mean_makespan(self, profile: Profile, served: Served) -> float:
+        """Of a batch that each allocation works at for its share of the time."""
+        whole = [(allocation, seconds) for allocation, seconds in served if allocation.is_whole]
+        batches = sum(seconds / self._model(profile, allocation).seconds for allocation, seconds in whole)
+        return sum(seconds for _, seconds in whole) / batches
+
     def profile(self) -> Profile | None:
         """None until a batch and the platform's three coefficients have been measured."""
+        return self._profile(self._state.averages, *self._overheads())
+
+    def _overheads(self) -> tuple[float, float]:
+        """T_over, and that of pairs, as far as it is known.
+
+        Steps that a mode has too few of count as the other mode's, since what a step took beyond the model may be the
+        model's own error, and no difference that was not measured is a reason to switch. A mode that was never tried
+        is, in the end, charged with no more than such an error: else it never would be.
+        """
         state = self._state
-        return self._profile(
-            state.averages, max(0.0, state.overhead_seconds), max(0.0, state.pair_overhead_seconds)
+        colocated, pairs = state.overhead_seconds, state.pair_overhead_seconds
+        num_colocated, num_pairs = state.num_overheads, state.num_pair_overheads
+        doubtful = MODEL_ERROR * state.modelled_turn_seconds
+        return (
+            _believed(colocated, num_colocated, pairs, num_pairs, doubtful),
+            _believed(pairs, num_pairs, colocated, num_colocated, doubtful),
         )
 
     def _profile(
@@ -299,6 +332,15 @@ def _workload(averages: Averages, batch_size: int) -> Workload:
         env_seconds=averages.env_seconds,
         mean_turns=averages.mean_turns,
     )
+
+
+def _believed(own: float, num_own: int, other: float, num_other: int, doubtful: float) -> float:
+    """A mode's overhead from the mean of its own steps and of the other mode's."""
+    if not num_own and num_other >= ENOUGH_STEPS:
+        return max(0.0, min(other, doubtful))
+    missing = max(0, ENOUGH_STEPS - num_own) if num_other else 0
+    counted = min(num_own, ENOUGH_STEPS)
+    return max(0.0, (counted * own + missing * other) / max(1, counted + missing))
 
 
 def _follow(

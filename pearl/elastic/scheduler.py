@@ -9,10 +9,11 @@ from collections.abc import Sequence
 import msgspec
 
 from pearl.elastic.cluster_rebuilder import ClusterRebuilder, ClusterState
-from pearl.elastic.decision_engine import MODELS
+from pearl.elastic.decision_engine import MODELS, NOTHING_LENT, Lending
 from pearl.elastic.gate import ExpansionGate, GateState, LendingGate, Verdict, best_seconds, smooth
 from pearl.elastic.roles import RoleManager, RoleState, report_plan
 from pearl.elastic.runtime_tracker import RuntimeTracker, TrackerState, TrajectorySample, platform_priors
+from pearl.elastic.service_record import RecordState, ServiceRecord
 from pearl.elastic.toggle_manager import ToggleManager, ToggleState
 from pearl.elastic.worker_lives import Target, WorkerLives
 from pearl.state import events
@@ -21,7 +22,6 @@ from pearl.state.counters import Counters
 from pearl.state.effects import Effects
 from pearl.state.ids import GpuId, Slot
 from pearl.state.leases import GpuRow, Leases
-from pearl.state.plan import Role
 from pearl.state.profile import IterationSums
 from pearl.state.trainer import TrainerState
 from pearl.state.worker_table import WorkerRow, WorkerTable
@@ -35,8 +35,7 @@ class ElasticState(msgspec.Struct):
     tracker: TrackerState = msgspec.field(default_factory=TrackerState)
     roles: RoleState = msgspec.field(default_factory=RoleState)
     step_s: float | None = None  # moving average
-    roles_held: tuple[tuple[Slot, Role], ...] = ()  # by the active workers
-    roles_held_since_s: float = 0.0
+    record: RecordState = msgspec.field(default_factory=RecordState)
     opened: bool = False  # the job's own workers have come up once, and serve
 
 
@@ -78,6 +77,7 @@ class ElasticScheduler:
             platform_priors(config),
             MODELS[elastic.makespan],
         )
+        self._record = ServiceRecord(state.record, elastic.smoothing)
         self._lending_gate = LendingGate(state.gate, elastic)
         self._expansion_gate = ExpansionGate(state.gate, elastic)
         self.lives = WorkerLives(table, leases, config, effects)
@@ -97,7 +97,13 @@ class ElasticScheduler:
         for row in own:
             self.lives.start(row, now)
         if own:
-            report_plan(self._effects, self.roles.assign(own, 1, now), "mandatory", "the job begins", now)
+            report_plan(
+                self._effects,
+                self.roles.assign(own, 1, self._lending(), now),
+                "mandatory",
+                "the job begins",
+                now,
+            )
         self.toggle.start(now)
 
     def _own_workers(self) -> list[WorkerRow]:
@@ -180,9 +186,9 @@ class ElasticScheduler:
         state.step_s = smooth(state.step_s, seconds, self._config.elastic.smoothing)
         # The oldest of the batch may have begun before the step did.
         oldest_s = now - max((sample.live_seconds for sample in samples), default=0.0)
-        steady = state.roles_held_since_s <= min(began_s, oldest_s)
-        allocation = self.roles.allocation() if steady else None
-        self.tracker.on_step(samples, allocation=allocation, steady=steady)
+        steady = self._record.is_steady_since(min(began_s, oldest_s))
+        served = [(s.allocation, s.seconds) for s in self._record.close_step(now)]
+        self.tracker.on_step(samples, served=served, steady=steady)
         if profile := self.tracker.profile():
             values = {**msgspec.structs.asdict(profile.workload), **msgspec.structs.asdict(profile.platform)}
             self._effects.report("profile", now, predicted_s=predicted_s, measured_s=seconds, **values)
@@ -230,7 +236,7 @@ class ElasticScheduler:
         self.rebuilder.advance(version, now)
         self.toggle.advance(demand.training_waits, version, now)
         self.lives.bring_up_to_date(published, now)
-        self.roles.advance(self._trainer.step, demand.steps_left, self._joining(), now)
+        self.roles.advance(self._trainer.step, demand.steps_left, self._joining(), self._lending(), now)
         self._admit(now)
         self._note_roles(now)
         self._lend(demand, now)
@@ -244,9 +250,12 @@ class ElasticScheduler:
                 self.lives.admit(row, now)
 
     def _note_roles(self, now: float) -> None:
-        held = tuple((row.slot, row.role) for row in self.roles.active())
-        if held != self._state.roles_held:
-            self._state.roles_held, self._state.roles_held_since_s = held, now
+        self._record.note(self.roles.active(), self.roles.allocation(), now)
+
+    def _lending(self) -> Lending:
+        if self._config.elastic.borrow == "never":
+            return NOTHING_LENT
+        return Lending(len(self.toggle.overlap()), self._record.lent_share)
 
     def _joining(self) -> list[Slot]:
         expansion = self.rebuilder.state.expansion
@@ -270,7 +279,7 @@ class ElasticScheduler:
         is_gated = self._config.elastic.borrow == "gated"
         if is_gated and not (demand.remaining and self._pays_to_lend(demand, now)):
             return
-        plan = self.roles.assign(overlap, demand.steps_left, now)
+        plan = self.roles.assign_lent(overlap, now)
         report_plan(self._effects, plan, "optional", "training idles", now)
         self.toggle.lend(now)
 
@@ -319,7 +328,8 @@ class ElasticScheduler:
             return
         joiners = self._form_slots(self.rebuilder.free_gpus(now))
         if joiners and self._pays_to_expand(demand, len(joiners), now):
-            self.rebuilder.expand(self.roles.assign(joiners, demand.steps_left, now), now)
+            plan = self.roles.assign(joiners, demand.steps_left, self._lending(), now)
+            self.rebuilder.expand(plan, now)
 
     def _form_slots(self, free: list[GpuRow]) -> list[WorkerRow]:
         """Bind free GPUs of a host together, as many as a worker needs; a GPU left over waits."""

@@ -39,6 +39,12 @@ class Allocation(msgspec.Struct, frozen=True, order=True):
         count: int = getattr(self, role)
         return count
 
+    def less(self, part: "Allocation") -> "Allocation":
+        """Without a part that it contains."""
+        return Allocation(
+            self.prefill - part.prefill, self.decode - part.decode, self.colocated - part.colocated
+        )
+
     def __str__(self) -> str:
         if self.is_colocated:
             return f"{self.colocated}C"

@@ -7,6 +7,15 @@ from test_core_elasticity import assert_clean, go_until, local, make_world, of_k
 from world import World
 
 from pearl.state import commands, events
+from pearl.state.config import (
+    Config,
+    DataConfig,
+    ElasticConfig,
+    EnvironmentConfig,
+    RolloutConfig,
+    RunConfig,
+    TrainingConfig,
+)
 from pearl.state.ids import Slot
 
 FAST_DECODE = (1e-3, 1e-5, 5e-3)  # A, b, t_prefill: prefill is what takes the time
@@ -133,6 +142,44 @@ def test_every_decision_is_logged_with_its_candidates_and_the_step_beside_its_pr
 def test_a_sticky_trajectory_does_not_wait_for_a_worker_that_sleeps() -> None:
     world = make_world(borrow="always", router="sticky", start="strict")
     assert_clean(world)
+
+
+# lent training GPUs
+
+
+def lending_world(seed: int, num_workers: int = 3, num_steps: int = 12, **elastic: Any) -> World:
+    """Training GPUs for four workers more, lent in every step. Prefill weighs so much that seven workers had better
+    have roles, and two or three had better not."""
+    config = Config(
+        run=RunConfig(num_steps=num_steps),
+        data=DataConfig(batch_size=16, group_size=4),
+        environment=EnvironmentConfig(num_evaluation_tasks=0),
+        rollout=RolloutConfig(num_workers=num_workers, max_requests_per_worker=3, start="strict"),
+        training=TrainingConfig(num_ranks=4),
+        elastic=ElasticConfig(**{"borrow": "always", "pd": "adaptive", **elastic}),
+    )
+    world = World(config, seed=seed)
+    world.token_s, world.speed = 0.2, (0.1, 1e-5, 0.02)
+    return world
+
+
+@pytest.mark.parametrize("num_workers", [2, 3])
+@pytest.mark.parametrize("seed", range(2))
+def test_gpus_that_are_lent_every_step_change_nobodys_role_every_step(seed: int, num_workers: int) -> None:
+    world = lending_world(seed, num_workers)
+    summary = assert_clean(world)
+    assert summary["borrows"] >= 11
+    assert summary["mode_switches"] <= 2
+    assert summary["role_changes"] <= 2 * (num_workers + 4), "there and back once at most, not in every step"
+
+
+def test_lent_workers_fill_the_roles_beside_those_that_stay() -> None:
+    world = lending_world(0, num_workers=3, num_steps=6, pd="1P1D")
+    summary = assert_clean(world)
+    assert {d["target"] for d in reports(world, "decision")} == {"2P1D", "4P3D"}
+    assert summary["ratio_switches"] == 0
+    own = [c.slot for c in of_kind(world, commands.SetRole) if rows(world)[c.slot].zone == "dedicated"]
+    assert sorted(own) == [0, 1, 2], "each took its role once, at the start"
 
 
 # gates, from what the run measured itself

@@ -74,7 +74,7 @@ class SyntheticJob:
         makespan_s = self._noisy(closed_form(self.profile, allocation).seconds)
         batch = self._batch_factors()
         samples = [self._trajectory(*batch) for _ in range(int(self.profile.workload.batch_size))]
-        self.tracker.on_step(samples, makespan_s, allocation)
+        self.tracker.on_step(samples, makespan_s, [(allocation, makespan_s)])
 
     def _noisy(self, value: float) -> float:
         return value * self._rng.lognormvariate(0.0, self.noise)

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_profiles import HAND, shipped
 
-from pearl.elastic.decision_engine import Decision, SwitchCost, decide, switch_between
+from pearl.elastic.decision_engine import Decision, Lending, SwitchCost, decide, switch_between
+from pearl.elastic.makespan import closed_form
 from pearl.state.config import ElasticConfig
 from pearl.state.plan import Allocation
 from pearl.state.profile import Platform, Profile, Workload
@@ -119,6 +120,51 @@ def test_a_forced_switch_changes_the_mode_when_that_gains_enough() -> None:
 def test_both_modes_at_once_cannot_be_kept() -> None:
     decision = decide(QWEN3_8B, 8, Allocation(prefill=2, decode=3, colocated=3), ADAPTIVE)
     assert (str(decision.target), decision.forced) == ("3P5D", True)
+
+
+# lent training GPUs
+
+
+def test_lent_workers_count_for_their_share_of_the_time() -> None:
+    lending = Lending(num_workers=4, share=0.75)
+    decision = decide(QWEN3_8B, 4, None, ADAPTIVE, lending=lending)
+    found = {str(c.allocation): c.seconds for c in decision.candidates}
+
+    def mean(alone: str, *together: str) -> float:
+        best = min(closed_form(QWEN3_8B, now(text)).seconds for text in together)
+        return 1.0 / (0.25 / closed_form(QWEN3_8B, now(alone)).seconds + 0.75 / best)
+
+    assert found["4C"] == pytest.approx(mean("4C", "8C"))
+    assert found["1P3D"] == pytest.approx(mean("1P3D", "1P7D", "2P6D", "3P5D", "4P4D", "5P3D"))
+    assert found["3P1D"] == pytest.approx(mean("3P1D", "3P5D", "4P4D", "5P3D", "6P2D", "7P1D"))
+
+
+def test_what_is_best_does_not_change_with_the_coming_and_going_of_lent_workers() -> None:
+    """Alone five workers had better stay colocated; with eight more for most of the time they are better split."""
+    profile = with_overhead(1.3)
+    assert str(decide(profile, 5, None, ADAPTIVE).target) == "5C"
+    assert str(decide(profile, 13, None, ADAPTIVE).target) == "4P9D"
+    lending = Lending(num_workers=8, share=0.9)
+    both = decide(profile, 5, None, ADAPTIVE, lending=lending).target
+    assert str(both) == "2P3D"
+    full = decide(profile, 13, None, ADAPTIVE, base=both).target
+    assert str(full) == "4P9D"
+    assert decide(profile, 5, both, ADAPTIVE, lending=lending).switch == "none"
+
+
+def test_roles_beside_others_leave_theirs_alone() -> None:
+    decision = decide(QWEN3_8B, 8, None, ADAPTIVE, base=now("5P2D"))
+    assert {str(c.allocation) for c in decision.candidates} == {"5P3D", "6P2D"}
+    assert str(decide(with_overhead(9.0), 8, None, ADAPTIVE, base=now("3C")).target) == "8C"
+    assert str(decide(None, 8, None, ADAPTIVE, base=now("2P2D")).target) == "2P6D"
+    assert str(decide(None, 8, None, ElasticConfig(pd="3P5D"), base=now("4P1D")).target) == "4P4D"
+
+
+def test_a_base_that_no_longer_holds_the_batch_is_kept_all_the_same() -> None:
+    """It was decided on before; here only those beside it are asked for."""
+    decision = decide(QWEN3_8B, 3, None, ADAPTIVE, base=now("1P1D"))
+    assert str(decision.target) == "1P2D" or not any(c.feasible for c in decision.candidates)
+    assert decision.target.prefill >= 1
 
 
 # policies

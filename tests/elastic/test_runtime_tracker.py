@@ -8,9 +8,12 @@ from sample_profiles import shipped
 from synthetic_job import SyntheticJob, iterate, iteration_sums
 
 from pearl.elastic.iteration_fit import NOTHING, IterationFit, add, fit
+from pearl.elastic.makespan import closed_form
 from pearl.elastic.profile_file import read_profile, write_profile
 from pearl.elastic.runtime_tracker import (
+    ENOUGH_STEPS,
     MAX_BUBBLE_RATIO,
+    MODEL_ERROR,
     PlatformPriors,
     RuntimeTracker,
     TrackerState,
@@ -72,32 +75,77 @@ def test_overhead_is_the_residual_of_colocated_steps() -> None:
     job = SyntheticJob(TRUE, seed=1, noise=0.0)
     job.step(Allocation(prefill=3, decode=5))
     assert job.tracker.profile().platform.overhead_seconds == 0.0  # type: ignore[union-attr]
-    job.step(Allocation(colocated=8))
-    found = job.tracker.profile()
-    assert found is not None
-    assert found.platform.overhead_seconds == pytest.approx(0.7, rel=0.02)  # as if a step before had had none
     for _ in range(30):
         job.step(Allocation(colocated=8))
     assert job.tracker.profile().platform.overhead_seconds == pytest.approx(1.4, rel=0.1)  # type: ignore[union-attr]
 
 
-def test_pairs_have_an_overhead_of_their_own() -> None:
-    """What a step with pairs took beyond the model makes pairs dearer, and colocation no cheaper."""
-    slow = msgspec.structs.replace(TRUE.platform, pair_overhead_seconds=2.0, overhead_seconds=0.0)
-    job = SyntheticJob(Profile(TRUE.workload, slow), seed=1, noise=0.0)
-    for _ in range(30):
-        job.step(Allocation(prefill=3, decode=5))
+def slow(pair_overhead_seconds: float) -> Profile:
+    platform = msgspec.structs.replace(
+        TRUE.platform, pair_overhead_seconds=pair_overhead_seconds, overhead_seconds=0.0
+    )
+    return Profile(TRUE.workload, platform)
+
+
+def overheads(job: SyntheticJob) -> list[float]:
     found = job.tracker.profile()
     assert found is not None
-    assert found.platform.pair_overhead_seconds == pytest.approx(2.0, rel=0.1)
-    assert found.platform.overhead_seconds == 0.0
+    return [found.platform.overhead_seconds, found.platform.pair_overhead_seconds]
+
+
+def test_pairs_have_an_overhead_of_their_own() -> None:
+    """What a step with pairs took beyond the model makes pairs dearer, and colocation no cheaper."""
+    job = SyntheticJob(slow(2.0), seed=1, noise=0.0)
+    for allocation in [Allocation(colocated=8)] * 5 + [Allocation(prefill=3, decode=5)] * 30:
+        job.step(allocation)
+    assert overheads(job) == pytest.approx([0.0, 2.0], rel=0.1, abs=1e-9)
+
+
+def test_a_mode_that_was_not_tried_is_no_cheaper_for_it() -> None:
+    """At first it is charged what the other one took beyond the model, then as much of it as may be the model's."""
+    job = SyntheticJob(slow(2.0), seed=1, noise=0.0)
+    for _ in range(ENOUGH_STEPS - 1):
+        job.step(Allocation(prefill=3, decode=5))
+        assert overheads(job) == pytest.approx([2.0, 2.0])
+    job.step(Allocation(prefill=3, decode=5))
+    modelled_s = closed_form(slow(0.0), Allocation(prefill=3, decode=5)).seconds / TRUE.workload.num_turns
+    assert overheads(job) == pytest.approx([MODEL_ERROR * modelled_s, 2.0], rel=0.01)
+
+
+def test_few_steps_of_a_mode_are_believed_in_part() -> None:
+    job = SyntheticJob(slow(2.0), seed=1, noise=0.0)
+    for _ in range(ENOUGH_STEPS):
+        job.step(Allocation(prefill=3, decode=5))
+    expected = [2.0 * (ENOUGH_STEPS - count) / ENOUGH_STEPS for count in range(1, ENOUGH_STEPS + 1)]
+    for overhead in expected:
+        job.step(Allocation(colocated=8))
+        assert overheads(job) == pytest.approx([overhead, 2.0], abs=1e-4)
+
+
+def test_a_step_is_held_against_all_that_served_it() -> None:
+    """Lent workers serve a part of each step: what it should have taken is the mean of both speeds."""
+    state = TrackerState()
+    subject = RuntimeTracker(state, int(TRUE.workload.batch_size), 0.3, PRIORS)
+    subject.on_iterations("colocated", iterate(TRUE.platform, "colocated", Random(0), 0.0))
+    alone, together = Allocation(colocated=2), Allocation(colocated=8)
+    samples = [TrajectorySample((turn(),) * 9, 1.0)]
+    subject.on_step(samples)
+    profile = subject.profile()
+    assert profile is not None
+    speeds = [1.0 / closed_form(profile, allocation).seconds for allocation in (alone, together)]
+    expected_s = 1.0 / (0.25 * speeds[0] + 0.75 * speeds[1])
+    subject.on_step(samples, expected_s + 9 * 0.5, [(alone, 30.0), (together, 90.0)])
+    assert state.overhead_seconds == pytest.approx(0.5)
+    before = msgspec.msgpack.encode(state.overhead_seconds)
+    subject.on_step(samples, 99.0, [(alone, 30.0), (Allocation(prefill=1, decode=1), 90.0)])
+    assert msgspec.msgpack.encode(state.overhead_seconds) == before, "two modes tell nothing of either"
 
 
 def test_a_step_faster_than_the_model_has_no_negative_overhead() -> None:
     state = TrackerState()
     subject = tracker(state)
     subject.on_iterations("colocated", iterate(TRUE.platform, "colocated", Random(0), 0.02))
-    subject.on_step([TrajectorySample((turn(env_seconds=50.0),), 1.0)], 1.0, Allocation(colocated=8))
+    subject.on_step([TrajectorySample((turn(env_seconds=50.0),), 1.0)], 1.0, [(Allocation(colocated=8), 1.0)])
     assert state.overhead_seconds < 0
     assert subject.profile().platform.overhead_seconds == 0.0  # type: ignore[union-attr]
 
@@ -244,7 +292,7 @@ def test_a_step_amid_a_change_of_workers_tells_nothing_of_what_is_prefilled() ->
 def test_no_profile_before_batch_and_platform_are_known() -> None:
     subject = tracker()
     assert subject.profile() is None
-    subject.on_step([TrajectorySample((turn(),), 1.0)], 10.0, Allocation(colocated=1))
+    subject.on_step([TrajectorySample((turn(),), 1.0)], 10.0, [(Allocation(colocated=1), 10.0)])
     assert subject.profile() is None
     assert "fewer than" in subject.refusal
 
