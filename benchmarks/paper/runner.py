@@ -57,12 +57,20 @@ def fixed(policy: str, workers: int, steps: int, *overrides: str, **fields: Any)
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """``chosen``: the newest decision for each number of workers. ``profile``: as measured at the end."""
+    """``chosen``: the newest decision for each number of workers. ``profile``: as measured at the end.
+    ``serving_s``: when the first turn was asked of a worker."""
 
     result: Result
     chosen: dict[str, str]
     profile: Profile | None
     cpu_seconds: float
+    serving_s: float = 0.0
+
+    @property
+    def first_rollout_seconds(self) -> float:
+        """Of the first batch, from its first turn to its last."""
+        first = self.result.per_step[0]
+        return first.end_s - first.train_seconds - self.serving_s
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -83,7 +91,13 @@ def perform(job: Job) -> Outcome:
     finish = simulation.run(job.horizon_s)
     chosen = {str(line["workers"]): line["target"] for line in simulation.tally.decisions}
     result = result_of(job, simulation, finish)
-    return Outcome(result, chosen, simulation.tally.profile, round(time.process_time() - began, 2))
+    return Outcome(
+        result,
+        chosen,
+        simulation.core.profile(),
+        round(time.process_time() - began, 2),
+        simulation.pool.first_turn_s or 0.0,
+    )
 
 
 class Runs(NamedTuple):

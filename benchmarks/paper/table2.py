@@ -1,11 +1,12 @@
 """Table 2: which ratio is selected for a number of workers, beside the best of all that were simulated."""
 
+import msgspec
+
 from benchmarks.paper import published
 from benchmarks.paper.figure import Figure, Module, Scale, Table
-from benchmarks.paper.runner import ROOT, Outcome, Run, Runs, fixed
+from benchmarks.paper.runner import ROOT, Run, Runs, fixed
 from pearl.elastic.decision_engine import decide
 from pearl.elastic.profile_file import read_profile
-from pearl.sim.hardware import load
 from pearl.state.config import ElasticConfig
 from pearl.state.plan import Allocation
 from pearl.state.profile import Profile
@@ -30,20 +31,14 @@ def plan(scale: Scale) -> list[Run]:
     ]
 
 
-def makespan(run: Run, outcome: Outcome) -> float:
-    """Seconds of the first batch's rollout: from the trainer's start to the step's end, less the training."""
-    first = outcome.result.per_step[0]
-    return first.end_s - first.train_seconds - load("h800-qwen3-8b").costs.trainer_start
-
-
 def selected(profile: Profile, workers: int, model: str) -> Allocation:
-    config = ElasticConfig(pd="adaptive", makespan="fluid" if model == "fluid" else "closed-form")
+    config = msgspec.convert({"pd": "adaptive", "makespan": model}, ElasticConfig)
     return decide(profile, workers, None, config).target
 
 
 def mean_makespan(runs: Runs, scale: Scale, workers: int, allocation: str) -> float | None:
     wanted = [run_of(workers, allocation, seed) for seed in scale.seeds]
-    found = [makespan(run, outcome) for run in wanted for outcome in runs.of([run])]
+    found = [outcome.first_rollout_seconds for outcome in runs.of(wanted)]
     return sum(found) / len(found) if len(found) == len(wanted) else None
 
 

@@ -167,7 +167,7 @@ def _decide(words: Sequence[str]) -> int:
     parser.add_argument("--workers", type=int, metavar="N", help="rollout workers there are")
     parser.add_argument("--current", metavar="4P9D", help="allocation of now: a switch must gain enough")
     parser.add_argument(
-        "--makespan", default="closed-form", help="model of the makespan (closed-form, fluid)"
+        "--makespan", default="closed-form", help="model of the makespan (closed-form, fluid, network)"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object")
     options = parser.parse_intermixed_args(words)

@@ -20,6 +20,7 @@ TERMS = ("prefill", "transfer", "decode", "overhead", "env")
 SUMS = {
     "closed-form": "disaggregated: the longer of prefill + transfer and decode, plus overhead and env",
     "fluid": "the terms add up",
+    "network": "the terms are those of the slowest trajectories, and add up",
 }
 
 

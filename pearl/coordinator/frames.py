@@ -181,6 +181,10 @@ def sum_up(iterations: Sequence[IterationStat]) -> IterationSums | None:
         seconds_prefill=sum(one.seconds * one.prefill_tokens for one in counted),
         seconds2=sum(one.seconds**2 for one in counted),
         context=float(sum(one.context_tokens for one in counted)),
+        context2=float(sum(one.context_tokens**2 for one in counted)),
+        decoding_context=float(sum(one.num_decoding * one.context_tokens for one in counted)),
+        prefill_context=float(sum(one.prefill_tokens * one.context_tokens for one in counted)),
+        seconds_context=sum(one.seconds * one.context_tokens for one in counted),
     )
 
 

@@ -16,11 +16,16 @@ import msgspec
 from pearl.elastic.capacity import allocations, is_feasible
 from pearl.elastic.fluid import survival_fluid
 from pearl.elastic.makespan import Model, Terms, closed_form
+from pearl.elastic.network import closed_network
 from pearl.state.config import ElasticConfig
 from pearl.state.plan import Allocation
 from pearl.state.profile import Profile
 
-MODELS: dict[str, Model] = {"closed-form": closed_form, "fluid": survival_fluid}
+MODELS: dict[str, Model] = {
+    "closed-form": closed_form,
+    "fluid": survival_fluid,
+    "network": closed_network,
+}
 
 Switch = Literal["none", "first", "resize", "ratio", "mode"]
 """none: as it was; first: nothing was before; resize: workers came or went and no other changed its role; ratio:

@@ -9,11 +9,13 @@ from typing import Any
 
 import msgspec
 
-from pearl.state.profile import Platform, Profile, Workload
+from pearl.state.profile import Platform, Profile, TrajectoryClass, Workload
 
 LEAST, MOST = 1e-18, 1e18
 """A makespan multiplies or divides at most seven of these numbers: far from the end of floating point."""
-POSITIVE = frozenset({"batch_size", "num_turns", "kv_capacity_bytes", "kv_bandwidth_bytes_per_s"})
+POSITIVE = frozenset(
+    {"batch_size", "num_turns", "kv_capacity_bytes", "kv_bandwidth_bytes_per_s", "class.share", "class.turns"}
+)
 """Keys that must not be 0; all others may be."""
 SECTIONS: dict[str, type[Workload | Platform]] = {"workload": Workload, "platform": Platform}
 
@@ -51,7 +53,7 @@ def _apply(table: Table, override: str) -> list[str]:
         number = float(text)
     except ValueError:
         return [f"override {override!r}: write section.key=number, for example workload.batch_size=96"]
-    known = section in SECTIONS and key in SECTIONS[section].__struct_fields__
+    known = section in SECTIONS and key in SECTIONS[section].__struct_fields__ and key != "classes"
     if known and isinstance(content := table.get(section), dict):
         content[key] = number
         return []
@@ -78,8 +80,26 @@ def _problems(table: Table) -> Iterator[str]:
             if key not in content:
                 if key not in optional:
                     yield f"{name}.{key}: is missing; give a number"
+            elif key == "classes":
+                yield from _class_problems(content[key])
             elif problem := _number_problem(key, content[key]):
                 yield f"{name}.{key}: {show(content[key])} {problem}"
+
+
+def _class_problems(classes: Any) -> Iterator[str]:
+    """Of the optional list of trajectory classes."""
+    keys = TrajectoryClass.__struct_fields__
+    if not isinstance(classes, list):
+        yield f"workload.classes: {show(classes)} is no list; leave it out, or give objects with {', '.join(keys)}"
+        return
+    for number, one in enumerate(classes):
+        name = f"workload.classes[{number}]"
+        if not isinstance(one, dict) or one.keys() != set(keys):
+            yield f"{name}: {show(one)} is no object with the keys {', '.join(keys)}"
+            continue
+        for key in keys:
+            if problem := _number_problem(f"class.{key}", one[key]):
+                yield f"{name}.{key}: {show(one[key])} {problem}"
 
 
 def _number_problem(key: str, value: Any) -> str:

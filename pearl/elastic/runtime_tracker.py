@@ -11,9 +11,10 @@ import msgspec
 
 from pearl.elastic.iteration_fit import NOTHING, IterationFit, add, fade, fit
 from pearl.elastic.makespan import Model, closed_form
+from pearl.elastic.trajectory_classes import averaged, classify
 from pearl.state.config import Config
 from pearl.state.plan import Allocation, Role
-from pearl.state.profile import IterationSums, Platform, Profile, Workload
+from pearl.state.profile import IterationSums, Platform, Profile, TrajectoryClass, Workload
 
 DAMPING = 3.0
 """Within the noise an average moves by a third of ``smoothing``: 5 % of noise a step then leaves 1.2 % in the average,
@@ -101,6 +102,9 @@ class TrackerState(msgspec.Struct):
     num_pair_overheads: int = 0
     modelled_turn_seconds: float = 0.0  # of the newest step that they were fitted to
     unsteady_steps: int = 0  # in a row
+    classes: tuple[TrajectoryClass, ...] = ()  # of a step's trajectories, moving over steps
+    decode_seconds_per_context_token: float = 0.0  # of the last good fit, as the next
+    decode_context_tokens: float = 0.0
     refusal: str = ""  # why the newest fit is not used; "" when it is
 
 
@@ -165,13 +169,21 @@ class RuntimeTracker:
         if not samples:
             self._refit()
             return
-        newest = measure(samples)
+        newest, classes = measure(samples), classify(samples)
         self._state.unsteady_steps = 0 if steady else self._state.unsteady_steps + 1
         is_usual = not 0 < self._state.unsteady_steps <= MAX_UNSTEADY_STEPS
         self._average(newest if is_usual else self._calmed(newest))
+        if is_usual or not self._state.classes:
+            self._state.classes = averaged(self._state.classes, classes, self._weight)
         self._refit()
         if is_usual:
-            self._fit_overhead(newest.slowest_seconds if makespan_s is None else makespan_s, served)
+            measured_s = newest.slowest_seconds if makespan_s is None else makespan_s
+            self._fit_overhead(classes, measured_s, served)
+
+    @property
+    def _weight(self) -> float:
+        """Of the newest step, once it is counted: the first ones count alike."""
+        return max(self._smoothing / DAMPING, 1.0 / max(self._state.num_steps, 1))
 
     def _calmed(self, newest: Averages) -> Averages:
         """What moving trajectories distorts as it was before."""
@@ -192,7 +204,7 @@ class RuntimeTracker:
         if state.averages is None or state.deviations is None:
             state.averages, state.deviations = newest, Averages(*[0.0] * len(Averages.__struct_fields__))
             return
-        weight = max(self._smoothing / DAMPING, 1.0 / state.num_steps)
+        weight = self._weight
         settled = state.num_steps > 3
         columns = map(msgspec.structs.astuple, (state.averages, state.deviations, newest))
         followed = [
@@ -215,19 +227,26 @@ class RuntimeTracker:
             self._accept(found)
 
     def _accept(self, found: IterationFit) -> None:
-        """What was not observed this time keeps its value."""
-        state = self._state
-        for name in IterationFit.__struct_fields__:
-            value = getattr(found, name)
-            if value is not None:
-                setattr(state, name, value)
+        """What was not observed this time keeps its value; b is that of a sequence of mean context."""
+        state, serving = self._state, self._state.serving
+        context = serving.context / serving.decoding if serving.decoding else 0.0
+        per_seq = found.decode_seconds_at(context)
+        if found.decode_fixed_seconds is not None:
+            state.decode_fixed_seconds = found.decode_fixed_seconds
+        if per_seq is not None:
+            state.decode_seconds_per_seq = per_seq
+            state.decode_seconds_per_context_token = found.decode_seconds_per_context_token
+            state.decode_context_tokens = context
+        if found.prefill_seconds_per_token is not None:
+            state.prefill_seconds_per_token = found.prefill_seconds_per_token
 
-    def _fit_overhead(self, makespan_s: float, served: Served) -> None:
+    def _fit_overhead(self, classes: tuple[TrajectoryClass, ...], makespan_s: float, served: Served) -> None:
         """What a step took beyond the model without overhead, a turn: T_over where it was colocated.
 
-        The model is asked about the averages, since a single step's slowest trajectory may have few turns.
+        The model is asked about the averages, since a single step's slowest trajectory may have few turns; one that
+        knows classes of trajectories is asked about this step's own.
         """
-        state, profile = self._state, self._profile(self._state.averages, 0.0, 0.0)
+        state, profile = self._state, self._profile(self._state.averages, classes, 0.0, 0.0)
         modes = {allocation.is_colocated for allocation, _ in served if allocation.is_whole}
         if profile is None or len(modes) != 1:
             return
@@ -252,7 +271,7 @@ class RuntimeTracker:
 
     def profile(self) -> Profile | None:
         """None until a batch and the platform's three coefficients have been measured."""
-        return self._profile(self._state.averages, *self._overheads())
+        return self._profile(self._state.averages, self._state.classes, *self._overheads())
 
     def _overheads(self) -> tuple[float, float]:
         """T_over, and that of pairs, as far as it is known.
@@ -271,7 +290,11 @@ class RuntimeTracker:
         )
 
     def _profile(
-        self, averages: Averages | None, overhead_seconds: float, pair_overhead_seconds: float
+        self,
+        averages: Averages | None,
+        classes: tuple[TrajectoryClass, ...],
+        overhead_seconds: float,
+        pair_overhead_seconds: float,
     ) -> Profile | None:
         state = self._state
         fixed, per_seq = state.decode_fixed_seconds, state.decode_seconds_per_seq
@@ -280,7 +303,7 @@ class RuntimeTracker:
             return None
         priors = self._priors
         return Profile(
-            _workload(averages, self._batch_size),
+            _workload(averages, classes, self._batch_size),
             Platform(
                 prefill_seconds_per_token=per_token,
                 decode_fixed_seconds=fixed,
@@ -291,6 +314,8 @@ class RuntimeTracker:
                 kv_bytes_per_trajectory=averages.context_tokens * priors.kv_bytes_per_token,
                 kv_capacity_bytes=priors.kv_capacity_bytes,
                 kv_bandwidth_bytes_per_s=priors.kv_bandwidth_bytes_per_s,
+                decode_seconds_per_context_token=state.decode_seconds_per_context_token,
+                decode_context_tokens=state.decode_context_tokens,
             ),
         )
 
@@ -322,7 +347,7 @@ def bubble_ratio(decoding_ratio: float) -> float:
     return max(0.0, (1.0 - decoding_ratio) / decoding_ratio)
 
 
-def _workload(averages: Averages, batch_size: int) -> Workload:
+def _workload(averages: Averages, classes: tuple[TrajectoryClass, ...], batch_size: int) -> Workload:
     return Workload(
         batch_size=float(batch_size),
         num_turns=averages.num_turns,
@@ -331,6 +356,7 @@ def _workload(averages: Averages, batch_size: int) -> Workload:
         bubble_ratio=bubble_ratio(averages.decoding_ratio),
         env_seconds=averages.env_seconds,
         mean_turns=averages.mean_turns,
+        classes=classes,
     )
 
 

@@ -191,6 +191,7 @@ class ElasticScheduler:
         self.tracker.on_step(samples, served=served, steady=steady)
         if profile := self.tracker.profile():
             values = {**msgspec.structs.asdict(profile.workload), **msgspec.structs.asdict(profile.platform)}
+            del values["classes"]  # a line of metrics holds numbers only
             self._effects.report("profile", now, predicted_s=predicted_s, measured_s=seconds, **values)
 
     def _num_workers(self) -> tuple[int, int]:

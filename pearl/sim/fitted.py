@@ -133,7 +133,7 @@ def _profile(run_dir: Path, config: Config, observed: Observed, passes: Iteratio
             gpus=config.rollout.gpus_per_worker,
             decode_fixed_seconds=passes.decode_fixed_seconds or 1e-6,
             decode_seconds_per_sequence=passes.decode_seconds_per_seq or 0.0,
-            decode_seconds_per_context_token=0.0,
+            decode_seconds_per_context_token=passes.decode_seconds_per_context_token,
             prefill_seconds_per_token=passes.prefill_seconds_per_token or 0.0,
             prefill_seconds_per_context_token=0.0,
             prefill_chunk_tokens=config.rollout.prefill_chunk_tokens,

@@ -13,22 +13,34 @@ class IterationTally:
         self.count = 0
         self.seconds = self.decoding = self.prefill = 0.0
         self.decoding2 = self.prefill2 = self.decoding_prefill = 0.0
-        self.seconds_decoding = self.seconds_prefill = self.seconds2 = self.context = 0.0
+        self.seconds_decoding = self.seconds_prefill = self.seconds2 = 0.0
+        self.context = self.context2 = self.seconds_context = 0.0
+        self.decoding_context = self.prefill_context = 0.0
 
     def add(self, passes: int, seconds: float, decoding: int, prefill: int, context: int) -> None:
-        """``seconds`` of all ``passes`` together; ``prefill`` tokens in the one pass that has any."""
+        """``seconds`` of all ``passes`` together; ``prefill`` tokens in the one pass that has any; ``context`` of all
+        that decode at the first pass, each longer by a token at every next one."""
         self.count += passes
         self.seconds += seconds
         self.decoding += passes * decoding
         self.decoding2 += passes * decoding * decoding
         self.seconds_decoding += seconds * decoding
         self.seconds2 += seconds * seconds / passes
-        self.context += passes * context
+        self._add_context(passes, seconds, decoding, prefill, context)
         if prefill:
             self.prefill += prefill
             self.prefill2 += prefill * prefill
             self.decoding_prefill += decoding * prefill
             self.seconds_prefill += seconds * prefill
+
+    def _add_context(self, passes: int, seconds: float, decoding: int, prefill: int, context: int) -> None:
+        """As if all passes had the context of the middle one."""
+        middle = context + decoding * (passes - 1) / 2
+        self.context += passes * middle
+        self.context2 += passes * middle * middle
+        self.decoding_context += passes * decoding * middle
+        self.prefill_context += prefill * middle
+        self.seconds_context += seconds * middle
 
     def take(self) -> IterationSums:
         sums = IterationSums(
@@ -43,6 +55,10 @@ class IterationTally:
             self.seconds_prefill,
             self.seconds2,
             self.context,
+            self.context2,
+            self.decoding_context,
+            self.prefill_context,
+            self.seconds_context,
         )
         self._clear()
         return sums

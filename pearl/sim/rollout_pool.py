@@ -74,6 +74,7 @@ class RolloutPool:
         self._busy_s = 0.0  # of workers that are gone
         self._held_s = 0.0
         self.retractions = 0
+        self.first_turn_s: float | None = None  # when a worker was first asked for one
 
     # lives
 
@@ -141,6 +142,8 @@ class RolloutPool:
         if worker is None:
             return
         assert worker.version is not None, f"a request for slot {command.slot}, which holds no weights"
+        if self.first_turn_s is None:
+            self.first_turn_s = self._clock.now
         episode = self._environments.episodes[command.trajectory]
         assert command.context_tokens == episode.tokens, (command, episode.tokens)
         made = command.context_tokens - episode.turn_began_tokens

@@ -27,7 +27,7 @@ class Tally:
     def __init__(self) -> None:
         self.steps: list[StepResult] = []
         self.decisions: list[dict[str, Any]] = []
-        self.profile: Profile | None = None  # the newest measured one
+        self.profile: Profile | None = None  # the newest measured one, without its classes
 
     def add(self, kind: str, values: dict[str, Any]) -> None:
         if kind == "step":
@@ -58,4 +58,4 @@ T = TypeVar("T", Workload, Platform)
 
 
 def _picked(kind: type[T], values: dict[str, Any]) -> T:
-    return kind(**{name: values[name] for name in kind.__struct_fields__})
+    return kind(**{name: values[name] for name in kind.__struct_fields__ if name in values})

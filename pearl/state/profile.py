@@ -6,6 +6,18 @@ Also the profile file of ``pearl decide`` and the simulator (DESIGN §9): ``{"wo
 import msgspec
 
 
+class TrajectoryClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Trajectories of a batch that live about equally long; their means."""
+
+    share: float  # of the batch
+    turns: float
+    input_tokens: float  # prefilled a turn
+    input_tokens2: float  # mean square of that over turns
+    output_tokens: float  # generated a turn
+    env_seconds: float  # a turn
+    context_tokens: float  # of a trajectory at its end
+
+
 class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     batch_size: float  # B, trajectories a step
     num_turns: float  # S, of the slowest trajectory
@@ -14,6 +26,7 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     bubble_ratio: float  # theta = (1 - f) / f, f the mean fraction of live trajectories that decode
     env_seconds: float  # T_env of the batch: of the slowest trajectory, all its turns
     mean_turns: float = 0.0  # of all trajectories; 0 = not known
+    classes: tuple[TrajectoryClass, ...] = ()  # the quickest first; () = not known
 
 
 class Platform(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -28,6 +41,10 @@ class Platform(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     kv_capacity_bytes: float  # H_max
     kv_bandwidth_bytes_per_s: float  # BW, between the pools
     pair_overhead_seconds: float = 0.0  # what disaggregated steps took beyond the model, a turn
+    decode_seconds_per_context_token: float = (
+        0.0  # b grows by so much with a sequence's context; 0 = not known
+    )
+    decode_context_tokens: float = 0.0  # the context at which it is b
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,7 +53,8 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class IterationSums(msgspec.Struct, frozen=True, array_like=True):
-    """Sums over engine iterations for the regression seconds = A + b * decoding + t_prefill * prefill_tokens."""
+    """Sums over engine iterations for the regression seconds = A + b * decoding + t_prefill * prefill_tokens, where b
+    may grow with the context."""
 
     count: float  # whole on the wire; a fraction where older sums fade
     seconds: float
@@ -49,3 +67,7 @@ class IterationSums(msgspec.Struct, frozen=True, array_like=True):
     seconds_prefill: float
     seconds2: float
     context: float  # context tokens of the decoding sequences
+    context2: float = 0.0
+    decoding_context: float = 0.0
+    prefill_context: float = 0.0
+    seconds_context: float = 0.0

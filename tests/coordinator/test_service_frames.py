@@ -162,6 +162,10 @@ def test_the_passes_of_a_frame_are_summed_up_and_idle_or_impossible_ones_left_ou
         seconds_prefill=5.0,
         seconds2=0.3125,
         context=80.0,
+        context2=3400.0,
+        decoding_context=210.0,
+        prefill_context=300.0,
+        seconds_context=27.5,
     )
     event, _ = frames.take(SLOT, LIFE, Deltas(1, (), passes[:1]))
     assert event is not None

@@ -13,9 +13,9 @@ from pearl.elastic.decision_engine import Decision, Lending, SwitchCost, decide,
 from pearl.elastic.makespan import closed_form
 from pearl.state.config import ElasticConfig
 from pearl.state.plan import Allocation
-from pearl.state.profile import Platform, Profile, Workload
+from pearl.state.profile import Platform, Profile, TrajectoryClass, Workload
 
-ADAPTIVE = ElasticConfig(pd="adaptive")
+ADAPTIVE = ElasticConfig(pd="adaptive", makespan="closed-form")
 QWEN3_8B = shipped("qwen3-8b")
 
 
@@ -190,7 +190,9 @@ def test_fixed_ratio_is_exact_or_nearest_or_colocated() -> None:
 def test_colocated_policies() -> None:
     assert fixed("colocated", 8) == "8C"
     assert fixed("4C", 8) == "8C"
-    assert decide(QWEN3_8B, 8, None, ElasticConfig()).seconds == pytest.approx(676.2, abs=0.1)
+    assert decide(QWEN3_8B, 8, None, ElasticConfig(makespan="closed-form")).seconds == pytest.approx(
+        676.2, abs=0.1
+    )
 
 
 def test_an_unknown_policy_is_refused() -> None:
@@ -208,29 +210,37 @@ def test_without_a_profile_what_is_whole_stays() -> None:
 # always
 
 
+NUMBERS = st.floats(1e-6, 1e6)
+CLASSES = st.lists(
+    st.builds(TrajectoryClass, **dict.fromkeys(TrajectoryClass.__struct_fields__, NUMBERS)), max_size=3
+).map(tuple)
+
+
 @settings(deadline=None, derandomize=True)
 @given(
     st.builds(
         Profile,
-        st.builds(Workload, **dict.fromkeys(Workload.__struct_fields__, st.floats(1e-6, 1e6))),
+        st.builds(Workload, **{**dict.fromkeys(Workload.__struct_fields__, NUMBERS), "classes": CLASSES}),
         st.builds(Platform, **dict.fromkeys(Platform.__struct_fields__, st.floats(1e-6, 1e6))),
     ),
     st.integers(1, 20),
     st.none() | st.builds(Allocation, st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)),
     st.sampled_from(["adaptive", "colocated", "3P5D"]),
+    st.sampled_from(["closed-form", "network"]),
 )
 def test_the_target_is_feasible_whole_and_finite(
-    profile: Profile, num_workers: int, current: Allocation | None, policy: str
+    profile: Profile, num_workers: int, current: Allocation | None, policy: str, makespan: str
 ) -> None:
-    decision = decide(profile, num_workers, current, ElasticConfig(pd=policy))
+    config = msgspec.convert({"pd": policy, "makespan": makespan}, ElasticConfig)
+    decision = decide(profile, num_workers, current, config)
     chosen = next(c for c in decision.candidates if c.allocation == decision.target)
     assert chosen.feasible
     assert chosen.seconds == decision.seconds
     assert decision.target.total == num_workers
     assert all(math.isfinite(candidate.seconds) for candidate in decision.candidates)
-    again = decide(profile, num_workers, decision.target, ElasticConfig(pd=policy))
+    again = decide(profile, num_workers, decision.target, config)
     assert again.target == decision.target or policy == "adaptive"
-    settled = decide(profile, num_workers, again.target, ElasticConfig(pd=policy))
+    settled = decide(profile, num_workers, again.target, config)
     assert settled.target == again.target  # no cycle
 
 

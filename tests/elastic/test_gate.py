@@ -7,7 +7,9 @@ from sample_profiles import shipped
 from pearl.elastic.gate import ExpansionGate, GateState, LendingGate, best_seconds, smooth
 from pearl.state.config import ElasticConfig
 
-CONFIG = ElasticConfig(borrow="gated", activation_prior_s=1.0, return_prior_s=1.0, smoothing=0.5)
+CONFIG = ElasticConfig(
+    borrow="gated", makespan="closed-form", activation_prior_s=1.0, return_prior_s=1.0, smoothing=0.5
+)
 QWEN3_8B = shipped("qwen3-8b")
 DEDICATED, FULL = 4, 8
 GAIN_S = best_seconds(QWEN3_8B, DEDICATED, CONFIG) - best_seconds(QWEN3_8B, FULL, CONFIG)

@@ -10,7 +10,7 @@ from pearl.state.config import ElasticConfig
 from pearl.state.plan import Allocation
 from pearl.state.profile import Profile
 
-ADAPTIVE = ElasticConfig(pd="adaptive")
+ADAPTIVE = ElasticConfig(pd="adaptive", makespan="closed-form")
 
 
 def short(name: str, *overrides: str) -> Profile:

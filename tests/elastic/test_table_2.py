@@ -7,7 +7,7 @@ from pearl.elastic.decision_engine import Candidate, Decision, decide
 from pearl.state.config import ElasticConfig
 from pearl.state.plan import Allocation
 
-ADAPTIVE = ElasticConfig(pd="adaptive")
+ADAPTIVE = ElasticConfig(pd="adaptive", makespan="closed-form")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,180 @@
+"""A third makespan model: a closed queueing network whose trajectories differ. Same interface as the closed form.
+
+A batch is a few classes of trajectories that live about equally long, as measured. All that live share the prefill
+queue, the decode iterations and, between the pools, the link; a turn's time in each class follows from what all the
+others keep there (mean-value analysis, first come first served for prefill, shared iterations for decode). Classes
+finish one after the other, so that load falls; contexts grow, so that what a turn prefills and how long an iteration
+takes grow too; prefixes that memory cannot keep are prefilled again. Where the profile has no classes, it is the
+survival fluid.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pearl.elastic.fluid import survival_fluid
+from pearl.elastic.makespan import Prediction, Terms
+from pearl.state.plan import Allocation
+from pearl.state.profile import Platform, Profile, TrajectoryClass
+
+FIRST_SHARE = 0.1
+"""Of its final context, what a trajectory begins with: its prompt."""
+MEAN_SHARE = (1.0 + FIRST_SHARE) / 2
+STAGES = 6
+"""At least so many stretches of the slowest class's life in which contexts and load are taken as constant."""
+MAX_ITERATIONS = 40
+PRECISION = 1e-3
+FULL = 0.97
+"""A queue is never taken for fuller: the cycle's own length limits what comes to it, once it has settled."""
+
+
+class Pools(NamedTuple):
+    """What the allocation makes of the platform."""
+
+    prefill: int  # workers
+    decode: int
+    shares_passes: bool  # colocated: prefill stops decoding on its worker
+    transfer_seconds: float  # a prefilled token
+    fixed_seconds: float  # a turn, besides stations and environment
+    kept_tokens: float  # that all prefill workers together have room for
+
+
+class Member:
+    """A class while it lives: ``done`` is the part of its turns behind it."""
+
+    __slots__ = (
+        "context",
+        "count",
+        "decode",
+        "done",
+        "of",
+        "per_pass",
+        "prefill",
+        "seconds",
+        "tokens",
+        "tokens2",
+    )
+
+    def __init__(self, of: TrajectoryClass, count: float, seconds: float) -> None:
+        self.of = of
+        self.count = count
+        self.done = 0.0
+        self.seconds = seconds  # of a turn
+        self.prefill = self.decode = 0.0  # of those
+        self.context = 0.0
+        self.per_pass = 0.0  # seconds that one of it adds to an iteration
+        self.tokens = self.tokens2 = 0.0  # to prefill a turn, and their mean square
+
+    @property
+    def left_seconds(self) -> float:
+        return (1.0 - self.done) * self.of.turns * self.seconds
+
+
+def closed_network(profile: Profile, allocation: Allocation) -> Prediction:
+    """The makespan of an allocation; its terms are those of the slowest class and add up in both modes."""
+    if not profile.workload.classes:
+        return survival_fluid(profile, allocation)
+    platform, pools = profile.platform, _pools(profile.platform, allocation)
+    live = [_member(of, profile, pools) for of in profile.workload.classes]
+    prefill = decode = transfer = overhead = env = 0.0
+    while live:
+        _grow(live, platform, pools)
+        _settle(live, platform, pools)
+        slowest = live[-1]
+        passed_s = min(min(m.left_seconds for m in live), slowest.of.turns * slowest.seconds / STAGES)
+        made = passed_s / slowest.seconds
+        prefill += made * slowest.prefill
+        decode += made * slowest.decode
+        transfer += made * slowest.tokens * pools.transfer_seconds
+        overhead += made * pools.fixed_seconds
+        env += made * slowest.of.env_seconds
+        for member in live:
+            member.done += passed_s / (member.of.turns * member.seconds)
+        live = [member for member in live if member.done < 1.0 - 1e-9]
+    terms = Terms(prefill, decode, transfer, overhead, env)
+    return Prediction(prefill + decode + transfer + overhead + env, terms)
+
+
+def _pools(platform: Platform, allocation: Allocation) -> Pools:
+    per_worker = platform.kv_capacity_bytes / max(platform.kv_bytes_per_token, 1e-9)
+    if allocation.is_colocated:
+        workers = allocation.colocated
+        return Pools(workers, workers, True, 0.0, platform.overhead_seconds, workers * per_worker)
+    return Pools(
+        allocation.prefill,
+        allocation.decode,
+        False,
+        platform.kv_bytes_per_token / platform.kv_bandwidth_bytes_per_s,
+        platform.pair_overhead_seconds,
+        allocation.prefill * per_worker,
+    )
+
+
+def _member(of: TrajectoryClass, profile: Profile, pools: Pools) -> Member:
+    """A turn begins as if it were alone."""
+    platform = profile.platform
+    alone = of.input_tokens * platform.prefill_seconds_per_token
+    alone += of.output_tokens * (platform.decode_fixed_seconds + platform.decode_seconds_per_seq)
+    return Member(
+        of, of.share * profile.workload.batch_size, alone + of.env_seconds + pools.fixed_seconds + 1e-9
+    )
+
+
+def _grow(live: Sequence[Member], platform: Platform, pools: Pools) -> None:
+    """Contexts in the middle of the stretch that begins, and what follows from them."""
+    held = 0.0
+    half_s = live[-1].of.turns * live[-1].seconds / STAGES / 2
+    for member in live:
+        of = member.of
+        part = FIRST_SHARE + (1.0 - FIRST_SHARE) * min(
+            1.0, member.done + half_s / (of.turns * member.seconds)
+        )
+        member.context = of.context_tokens * part
+        held += member.count * member.context
+        beyond = member.context - platform.decode_context_tokens
+        grown = platform.decode_seconds_per_seq + platform.decode_seconds_per_context_token * beyond
+        member.per_pass = max(0.0, grown)
+        factor = part / MEAN_SHARE
+        member.tokens = of.input_tokens * factor
+        member.tokens2 = of.input_tokens2 * factor * factor
+    lost = 1.0 - min(1.0, pools.kept_tokens / held) if held else 0.0
+    if lost > 0.0:
+        for member in live:
+            member.tokens += lost * max(0.0, member.context - member.tokens)
+            member.tokens2 += lost * max(0.0, member.context * member.context - member.tokens2)
+
+
+def _settle(live: Sequence[Member], platform: Platform, pools: Pools) -> None:
+    """Turn times that fit together, by going round until they change no more."""
+    per_token, fixed = platform.prefill_seconds_per_token, platform.decode_fixed_seconds
+    outside = pools.fixed_seconds
+    for _ in range(MAX_ITERATIONS):
+        work = work2 = passes = 0.0  # seconds of prefill a second, their squares, and of decoding a pass
+        for member in live:
+            rate = member.count / member.seconds
+            work += rate * member.tokens
+            work2 += rate * member.tokens2
+            passes += rate * member.decode * member.per_pass
+        work *= per_token
+        work2 *= per_token * per_token
+        change = 0.0
+        for member in live:
+            of, seconds = member.of, member.seconds
+            others = (work - member.tokens * per_token / seconds) / pools.prefill
+            busy = min(max(0.0, others), FULL)
+            squares = max(0.0, work2 - member.tokens2 * per_token * per_token / seconds) / pools.prefill
+            member.prefill = member.tokens * per_token + squares / 2 / (1.0 - busy)
+            beside = max(0.0, passes - member.per_pass * member.decode / seconds) / pools.decode
+            decode = of.output_tokens * (fixed + member.per_pass + beside)
+            if pools.shares_passes:
+                decode /= 1.0 - busy
+            member.decode += 0.5 * (decode - member.decode) if member.decode else decode
+            transfer = member.tokens * pools.transfer_seconds
+            found = member.prefill + member.decode + transfer + of.env_seconds + outside
+            step = 0.5 * (found - seconds)
+            change = max(change, abs(step) / seconds)
+            member.seconds = seconds + step
+        if change < PRECISION:
+            break
+    for member in live:
+        transfer = member.tokens * pools.transfer_seconds
+        member.seconds = member.prefill + member.decode + transfer + member.of.env_seconds + outside + 1e-12
