@@ -24,7 +24,7 @@ STAGES = 6
 MAX_ITERATIONS = 40
 PRECISION = 1e-3
 FULL = 0.97
-"""A queue is never taken for fuller: the cycle's own length limits what comes to it, once it has settled."""
+"""Prefill is never taken for a larger part of a worker's time: turns become longer until it is less."""
 
 
 class Pools(NamedTuple):
@@ -52,6 +52,7 @@ class Member:
         "seconds",
         "tokens",
         "tokens2",
+        "wait",
     )
 
     def __init__(self, of: TrajectoryClass, count: float, seconds: float) -> None:
@@ -60,6 +61,7 @@ class Member:
         self.done = 0.0
         self.seconds = seconds  # of a turn
         self.prefill = self.decode = 0.0  # of those
+        self.wait = 0.0  # of prefill, for those that came before
         self.context = 0.0
         self.per_pass = 0.0  # seconds that one of it adds to an iteration
         self.tokens = self.tokens2 = 0.0  # to prefill a turn, and their mean square
@@ -148,25 +150,29 @@ def _settle(live: Sequence[Member], platform: Platform, pools: Pools) -> None:
     per_token, fixed = platform.prefill_seconds_per_token, platform.decode_fixed_seconds
     outside = pools.fixed_seconds
     for _ in range(MAX_ITERATIONS):
-        work = work2 = passes = 0.0  # seconds of prefill a second, their squares, and of decoding a pass
+        # Seconds of prefill a second, their squares, those that wait, and seconds of decoding a pass.
+        work = work2 = waiting = passes = 0.0
         for member in live:
             rate = member.count / member.seconds
             work += rate * member.tokens
             work2 += rate * member.tokens2
+            waiting += rate * member.tokens * member.wait
             passes += rate * member.decode * member.per_pass
         work *= per_token
         work2 *= per_token * per_token
+        waiting *= per_token
         change = 0.0
         for member in live:
             of, seconds = member.of, member.seconds
-            others = (work - member.tokens * per_token / seconds) / pools.prefill
-            busy = min(max(0.0, others), FULL)
-            squares = max(0.0, work2 - member.tokens2 * per_token * per_token / seconds) / pools.prefill
-            member.prefill = member.tokens * per_token + squares / 2 / (1.0 - busy)
+            own = member.tokens * per_token
+            squares = work2 - member.tokens2 * per_token * per_token / seconds
+            before = squares / 2 + waiting - own * member.wait / seconds
+            member.wait += 0.5 * (max(0.0, before) / pools.prefill - member.wait)
+            member.prefill = own + member.wait
             beside = max(0.0, passes - member.per_pass * member.decode / seconds) / pools.decode
             decode = of.output_tokens * (fixed + member.per_pass + beside)
             if pools.shares_passes:
-                decode /= 1.0 - busy
+                decode /= 1.0 - min(max(0.0, work - own / seconds) / pools.prefill, FULL)
             member.decode += 0.5 * (decode - member.decode) if member.decode else decode
             transfer = member.tokens * pools.transfer_seconds
             found = member.prefill + member.decode + transfer + of.env_seconds + outside

@@ -227,6 +227,31 @@ def test_a_prefill_workers_fixed_cost_stays_out_of_a() -> None:
     assert found.prefill_seconds_per_token == pytest.approx(1e-4)
 
 
+def test_contexts_are_told_from_sequences() -> None:
+    """As a batch goes on fewer sequences have longer contexts: without these, A would be too large and b too small."""
+    total = NOTHING
+    for decoding in range(1, 33):
+        context = decoding * (34 - decoding) * 500.0
+        for prefill in (0.0, 512.0):
+            seconds = 0.01 + 1e-4 * decoding + 5e-8 * context + 1e-5 * prefill
+            one = iteration_sums(seconds, float(decoding), prefill)
+            told = msgspec.structs.replace(
+                one,
+                context=context,
+                context2=context * context,
+                decoding_context=decoding * context,
+                prefill_context=prefill * context,
+                seconds_context=seconds * context,
+            )
+            total = add(total, told)
+    found = fit(total, NOTHING)
+    assert isinstance(found, IterationFit)
+    assert found.decode_fixed_seconds == pytest.approx(0.01)
+    assert found.decode_seconds_per_seq == pytest.approx(1e-4)
+    assert found.decode_seconds_per_context_token == pytest.approx(5e-8)
+    assert found.decode_seconds_at(10_000.0) == pytest.approx(6e-4)
+
+
 def test_what_no_iteration_had_is_not_told() -> None:
     found = fit(sums_of([(0.01 + 0.002 * d, float(d), 0.0) for d in range(1, 41)]), NOTHING)
     assert isinstance(found, IterationFit)
