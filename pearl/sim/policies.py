@@ -51,11 +51,12 @@ POLICIES: dict[str, Policy] = {
         pd="adaptive",
     ),
     "pearl+": _policy(
-        "pearl, with early start",
+        "pearl, with early start and the network model of the makespan",
         inter=True,
         borrow="gated",
         pd="adaptive",
         start="early",
+        makespan="network",
     ),
     "colocated+": _policy("pearl without roles: what PD has to beat", inter=True, borrow="gated"),
     "roll": _policy("reserved GPUs only, each trajectory on one worker", router="sticky"),

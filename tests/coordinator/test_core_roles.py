@@ -190,7 +190,7 @@ def lending(world: World) -> list[bool]:
 
 
 def test_the_gate_lends_where_it_pays() -> None:
-    world = make_world(num_steps=10, borrow="gated", inter=False, start="strict")
+    world = make_world(num_steps=10, borrow="gated", inter=False, start="strict", makespan="closed-form")
     world.speed = (0.05, 0.05, 1e-5)  # slow decoding: four workers are much faster than two
     summary = assert_clean(world)
     assert summary["borrows"] >= 8
@@ -198,7 +198,7 @@ def test_the_gate_lends_where_it_pays() -> None:
 
 
 def test_the_gate_does_not_lend_where_it_costs() -> None:
-    world = make_world(num_steps=10, borrow="gated", inter=False, start="strict")
+    world = make_world(num_steps=10, borrow="gated", inter=False, start="strict", makespan="closed-form")
     world.speed = (1e-3, 1e-6, 1e-6)  # nothing to gain beside half a second of moving state
     summary = assert_clean(world)
     assert summary["borrows"] <= 2, "the first, before there is a profile, and perhaps a second look"
