@@ -52,7 +52,6 @@ SETTINGS = {
     "elastic.inter": True,
     "elastic.preemptible_gpus": 4,
     "elastic.preparation_prior_s": 1.0,
-    "elastic.makespan": "fluid",  # knows that a trajectory's own prefill is part of its turn
 }
 
 
