@@ -38,6 +38,7 @@ SETTINGS = (
     "elastic.inter=true",
     "elastic.preemptible_gpus=4",
     "elastic.preparation_prior_s=1.0",
+    "elastic.makespan=closed-form",
 )
 HARDWARE = Hardware(
     name="small",
