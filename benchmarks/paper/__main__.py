@@ -32,6 +32,9 @@ MODULES: tuple[Module, ...] = (
     regret.MODULE,
 )
 
+BESIDE = ("scaling", "validation")
+"""Figures that scripts of their own make, since they measure this machine: benchmarks.paper.scaling, .validation."""
+
 
 def planned(modules: tuple[Module, ...], scale: Scale) -> list[Run]:
     """Seeds in turn and the smaller model first, so that whatever is done so far is comparable."""
@@ -57,7 +60,8 @@ def write(figures: list[Figure], directory: Path) -> None:
 
 def read(directory: Path) -> list[Figure]:
     """In the page's order, those that are there."""
-    paths = [directory / f"{module.name}.json" for module in MODULES]
+    names = (*(module.name for module in MODULES), *BESIDE)
+    paths = [directory / f"{name}.json" for name in names]
     return [msgspec.json.decode(path.read_bytes(), type=Figure) for path in paths if path.is_file()]
 
 

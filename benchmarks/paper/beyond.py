@@ -18,15 +18,14 @@ from benchmarks.paper.runner import MODELS, Run, Runs
 SEGMENTS = (1, 2, 3)
 STICKY = "rollout.router=sticky"
 EARLY = "rollout.start=early"
-FLUID = "elastic.makespan=fluid"
+NETWORK = "elastic.makespan=network"
 BASE = "pearl"
-STUCK = "routed as ROLL, a trajectory on one worker"
 VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     BASE: ("pearl", ()),
-    STUCK: ("pearl", (STICKY,)),
-    "+ early start (preset pearl+)": ("pearl+", ()),
-    "+ fluid predictor": ("pearl", (FLUID,)),
-    "+ early start and fluid predictor": ("pearl", (EARLY, FLUID)),
+    "routed as ROLL, a trajectory on one worker": ("pearl", (STICKY,)),
+    "+ network model": ("pearl", (NETWORK,)),
+    "+ early start": ("pearl", (EARLY,)),
+    "+ early start and network model (preset pearl+)": ("pearl+", ()),
     "+ early start, without roles": ("colocated+", (EARLY,)),
 }
 
@@ -43,7 +42,7 @@ def run_of(model: str, segment: int, variant: str, seed: int) -> Run:
 def plan(scale: Scale) -> list[Run]:
     return [
         run_of(model, segment, variant, seed)
-        for seed in scale.trace_seeds
+        for seed in scale.few_trace_seeds
         for model in models(scale)
         for variant in VARIANTS
         for segment in SEGMENTS
@@ -55,7 +54,7 @@ def ratio(runs: Runs, scale: Scale, model: str, variant: str, segments: tuple[in
     pairs = (
         (run_of(model, segment, variant, seed), run_of(model, segment, BASE, seed))
         for segment in segments
-        for seed in scale.trace_seeds
+        for seed in scale.few_trace_seeds
     )
     return throughput_ratio(runs.pairs(pairs))
 
@@ -88,7 +87,7 @@ def evaluate(runs: Runs, scale: Scale) -> Figure:
     return Figure(
         name="beyond",
         title="Better than the paper",
-        parameters=f"load-bound, two hours, seeds {list(scale.trace_seeds)}; ± is the 95 % interval of "
+        parameters=f"load-bound, two hours, seeds {list(scale.few_trace_seeds)}; ± is the 95 % interval of "
         "pairs of equal segment and seed",
         charts=charts,
         tables=[

@@ -30,23 +30,34 @@ def run_of(model: str, segment: int, policy: str, seed: int) -> Run:
     return Run(policy=policy, model=model, segment=segment, seed=seed)
 
 
+def seeds(scale: Scale, model: str) -> range:
+    return scale.trace_seeds if model == "8b" else scale.few_trace_seeds
+
+
 def plan(scale: Scale) -> list[Run]:
     return [
         run_of(model, segment, policy, seed)
-        for seed in scale.trace_seeds
         for model in MODELS
+        for seed in seeds(scale, model)
         for segment in SEGMENTS
         for policy in (*POLICIES, SPREAD)
     ]
 
 
-def ratio(runs: Runs, scale: Scale, model: str, segment: int, policy: str, base: str) -> Estimate | None:
-    pairs = ((run_of(model, segment, policy, s), run_of(model, segment, base, s)) for s in scale.trace_seeds)
+def ratio(
+    runs: Runs, scale: Scale, model: str, segments: tuple[int, ...], policy: str, base: str
+) -> Estimate | None:
+    """Over the pairs of equal segment and seed."""
+    pairs = (
+        (run_of(model, segment, policy, s), run_of(model, segment, base, s))
+        for segment in segments
+        for s in seeds(scale, model)
+    )
     return throughput_ratio(runs.pairs(pairs))
 
 
 def _mean_throughput(runs: Runs, scale: Scale, model: str, segment: int, policy: str) -> Estimate | None:
-    found = runs.of(run_of(model, segment, policy, seed) for seed in scale.trace_seeds)
+    found = runs.of(run_of(model, segment, policy, seed) for seed in seeds(scale, model))
     return estimate([outcome.result.throughput_tokens_per_s for outcome in found])
 
 
@@ -63,18 +74,19 @@ def _chart(runs: Runs, scale: Scale, model: str) -> Chart:
 
 def _rows(runs: Runs, scale: Scale, model: str) -> list[list[str]]:
     rows = []
-    for segment in SEGMENTS:
-        over = ratio(runs, scale, model, segment, "pearl", "rlboost+")
-        spread = ratio(runs, scale, model, segment, "pearl", SPREAD)
-        rolls = [ratio(runs, scale, model, segment, policy, "roll") for policy in POLICIES[1:]]
+    for name, segments in (*((str(s), (s,)) for s in SEGMENTS), ("all", SEGMENTS)):
+        over = ratio(runs, scale, model, segments, "pearl", "rlboost+")
+        spread = ratio(runs, scale, model, segments, "pearl", SPREAD)
+        rolls = [ratio(runs, scale, model, segments, policy, "roll") for policy in POLICIES[1:]]
+        said = published.OVER_RLBOOST[model]
         rows.append(
             [
                 MODELS[model],
-                str(segment),
+                name,
                 *(shown(found, 2) for found in rolls),
-                published.OVER_ROLL[model].text,
+                published.OVER_ROLL[model].text if name == "all" else "",
                 f"{shown(over and over.percent(), 0)} %",
-                f"{published.OVER_RLBOOST[model][segment].text} %",
+                f"{said[segments[0]].text} %" if len(segments) == 1 else "",
                 f"{shown(spread and spread.percent(), 0)} %",
             ]
         )
@@ -115,7 +127,8 @@ def evaluate(runs: Runs, scale: Scale) -> Figure:
     return Figure(
         name="fig5",
         title="Fig. 5: throughput under changing resources",
-        parameters=f"load-bound, two hours, seeds {list(scale.trace_seeds)}, whole steps; strict batches; "
+        parameters=f"load-bound, two hours, seeds {list(scale.trace_seeds)}, of the larger model "
+        f"{list(scale.few_trace_seeds)}, whole steps; strict batches; "
         "ROLL, ROLL-Large and "
         "RLBoost+ keep each trajectory on one worker; ± is the 95 % interval of pairs of equal seed",
         charts=[_chart(runs, scale, model) for model in MODELS],

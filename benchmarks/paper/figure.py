@@ -52,6 +52,11 @@ class Scale(NamedTuple):
         return range(10 if self.full else 3)
 
     @property
+    def few_trace_seeds(self) -> range:
+        """Of the larger model and of variants, which are judged over all segments together."""
+        return range(10 if self.full else 2)
+
+    @property
     def seeds(self) -> range:
         """Of runs with fixed resources."""
         return range(6 if self.full else 2)

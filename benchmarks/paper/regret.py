@@ -7,13 +7,9 @@ best one by simulating every allocation with the same seed; both are scored with
 import random
 from typing import NamedTuple
 
-import msgspec
-
 from benchmarks.paper.figure import Chart, Figure, Module, Scale, Series, Table, estimate, shown
 from benchmarks.paper.runner import HARDWARE, Outcome, Run, Runs, fixed
-from benchmarks.paper.table2 import selected
-from pearl.elastic.decision_engine import MODELS
-from pearl.state.plan import Allocation
+from benchmarks.paper.table2 import selected, with_overhead
 from pearl.state.profile import Profile
 
 SEED_BASE = 10_000
@@ -39,7 +35,7 @@ def draws(scale: Scale) -> list[Draw]:
             rng.random() < 0.75,
             rng.choice((32, 48, 64, 96) if scale.full else (32, 48, 64)),
             rng.choice((16384, 24576, 32768)),
-            rng.randint(3, 12 if scale.full else 7),
+            rng.randint(2, 12 if scale.full else 6),
         )
         for number in range(400 if scale.full else 200)
     ]
@@ -104,19 +100,6 @@ def judge(runs: Runs, draw: Draw) -> Regret | None:
     }
     chosen["always colocated"] = f"{draw.workers}C"
     return Regret(draw, best, chosen, {name: scored[a] / scored[best] - 1 for name, a in chosen.items()})
-
-
-def with_overhead(profile: Profile, workers: int, model: str, colocated_s: float) -> Profile:
-    """As a tracker that uses this model has it after one colocated step: what the model does not explain, which pairs
-    are taken to need as well until there are steps of theirs."""
-    replace = msgspec.structs.replace
-    platform = replace(profile.platform, overhead_seconds=0.0, pair_overhead_seconds=0.0)
-    bare = Profile(profile.workload, platform)
-    unexplained_s = colocated_s - MODELS[model](bare, Allocation(colocated=workers)).seconds
-    overhead_s = max(0.0, unexplained_s / profile.workload.num_turns)
-    return Profile(
-        profile.workload, replace(platform, overhead_seconds=overhead_s, pair_overhead_seconds=overhead_s)
-    )
 
 
 def _profile(found: list[Outcome]) -> Profile | None:

@@ -1,7 +1,7 @@
 """Table 3: what reconfiguration takes; the runs are those of Fig. 5."""
 
 from benchmarks.paper import published
-from benchmarks.paper.fig5 import SEGMENTS, run_of
+from benchmarks.paper.fig5 import SEGMENTS, run_of, seeds
 from benchmarks.paper.figure import Figure, Module, Scale, Table, estimate, shown
 from benchmarks.paper.runner import HARDWARE, MODELS, Run, Runs
 from pearl.sim.hardware import load
@@ -9,7 +9,7 @@ from pearl.sim.hardware import load
 
 def plan(scale: Scale) -> list[Run]:
     return [
-        run_of(model, s, "pearl", seed) for seed in scale.trace_seeds for model in MODELS for s in SEGMENTS
+        run_of(model, s, "pearl", seed) for model in MODELS for seed in seeds(scale, model) for s in SEGMENTS
     ]
 
 
@@ -22,7 +22,7 @@ def evaluate(runs: Runs, scale: Scale) -> Figure:
             results = [
                 outcome.result
                 for outcome in runs.of(
-                    run_of(model, s, "pearl", seed) for s in SEGMENTS for seed in scale.trace_seeds
+                    run_of(model, s, "pearl", seed) for s in SEGMENTS for seed in seeds(scale, model)
                 )
             ]
             measured = {
