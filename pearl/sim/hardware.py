@@ -12,6 +12,8 @@ import msgspec
 from pearl.config import ConfigError
 from pearl.config.suggest import nearest
 
+MAX_BYTES = 1 << 20
+"""Of a file; what is larger is no profile."""
 SHIPPED = Path(__file__).parents[2] / "launch" / "hardware"
 
 
@@ -120,28 +122,41 @@ def shipped_names() -> list[str]:
 
 def _read(path: Path) -> Hardware:
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-        hardware = msgspec.convert(table, Hardware)
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        text = data.decode("utf-8-sig").replace("\r\n", "\n")
+        if len(data) > MAX_BYTES:
+            raise ConfigError(f"{path}: is larger than {MAX_BYTES >> 10} KiB, which is no hardware profile")
+        hardware = msgspec.convert(tomllib.loads(text), Hardware)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise ConfigError(f"{path}: is no hardware profile: {error}") from None
-    _check(path, hardware)
+    _check(path, text, hardware)
     return hardware
 
 
-def _check(path: Path, hardware: Hardware) -> None:
+def _line_of(text: str, key: str) -> str:
+    """Where a person finds it: keys are unique over all sections but for comments."""
+    lines = enumerate(text.splitlines(), start=1)
+    found = [number for number, line in lines if line.partition("=")[0].strip() == key]
+    return f", line {found[0]}" if found else ""
+
+
+def _check(path: Path, text: str, hardware: Hardware) -> None:
     """Nothing may be negative, and what is divided by must be positive."""
     for section in ("worker", "costs", "training", "environment", "failures"):
         for key, value in msgspec.structs.asdict(getattr(hardware, section)).items():
             if not 0 <= value < float("inf"):
-                raise ConfigError(f"{path}: {section}.{key} = {value}: must be at least 0 and finite")
+                where = f"{path}{_line_of(text, key)}"
+                raise ConfigError(f"{where}: {section}.{key} = {value}: must be at least 0 and finite")
     for key in (
         "gpus",
         "decode_fixed_seconds",
         "prefill_chunk_tokens",
         "kv_capacity_tokens",
         "kv_bytes_per_token",
+        "kv_bandwidth_bytes_per_s",
     ):
         if getattr(hardware.worker, key) <= 0:
-            raise ConfigError(f"{path}: worker.{key} = 0: must be greater than 0")
-    if hardware.worker.kv_bandwidth_bytes_per_s <= 0:
-        raise ConfigError(f"{path}: worker.kv_bandwidth_bytes_per_s = 0: must be greater than 0")
+            raise ConfigError(f"{path}{_line_of(text, key)}: worker.{key} = 0: must be greater than 0")

@@ -1,5 +1,6 @@
 """Reads workloads: recorded trajectories (gzipped JSON), a profile, or the ``trajectories.jsonl`` of a run."""
 
+import codecs
 import gzip
 import math
 import zlib
@@ -10,6 +11,7 @@ import msgspec
 
 from pearl.config import ConfigError
 from pearl.config.suggest import nearest
+from pearl.elastic.profile_file import read_profile
 from pearl.sim.workload import (
     EnvLatency,
     Jitter,
@@ -20,10 +22,11 @@ from pearl.sim.workload import (
     SyntheticWorkload,
     Workload,
 )
-from pearl.state.profile import Profile
 
 SHIPPED = Path(__file__).parents[2] / "launch" / "workloads"
 BUILT_IN = {"swebench": "swebench_verified_turns.json.gz"}
+MAX_BYTES = 1 << 30
+"""Of a file, unpacked: a hundred times the shipped one; what is larger is some other file."""
 PROMPT_TOKENS_OF_A_PROFILE = 1024
 """A profile does not tell prompts from observations; the prompt is computed once a group and matters little."""
 
@@ -37,6 +40,17 @@ class RecordedTrajectory(msgspec.Struct):
     id: str
     prompt0: int
     turns: list[RecordedTurn]
+
+
+class TrainedTurn(msgspec.Struct):
+    new_prompt_tokens: int
+    generated_tokens: int
+    env_seconds: float
+
+
+class TrainedTrajectory(msgspec.Struct):
+    trajectory: int
+    turns: list[TrainedTurn]
 
 
 def load(name: str, seed: int) -> Workload:
@@ -64,13 +78,22 @@ def load(name: str, seed: int) -> Workload:
 
 def _recorded(name: str, path: Path, seed: int) -> Workload:
     try:
-        found = msgspec.json.decode(gzip.decompress(path.read_bytes()), type=list[RecordedTrajectory])
+        with gzip.open(path) as file:
+            found = msgspec.json.decode(
+                _bounded(path, file.read(MAX_BYTES + 1)), type=list[RecordedTrajectory]
+            )
     except (OSError, EOFError, zlib.error, msgspec.DecodeError) as error:
         raise ConfigError(f"{path}: holds no recorded trajectories: {error}") from None
     recordings = [_recording(path, trajectory) for trajectory in found if trajectory.turns]
     if not recordings:
         raise ConfigError(f"{path}: holds no trajectory with a turn")
     return Resampled(name, recordings, seed, EnvLatency(), Jitter())
+
+
+def _bounded(path: Path, data: bytes) -> bytes:
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{path}: is larger than {MAX_BYTES >> 20} MiB, which is no workload")
+    return data
 
 
 def _recording(path: Path, trajectory: RecordedTrajectory) -> Recording:
@@ -82,12 +105,9 @@ def _recording(path: Path, trajectory: RecordedTrajectory) -> Recording:
 
 def _of_profile(path: Path, seed: int) -> Workload:
     try:
-        workload = msgspec.json.decode(path.read_bytes(), type=Profile).workload
-    except (OSError, msgspec.DecodeError) as error:
+        workload = read_profile(path.read_bytes().removeprefix(codecs.BOM_UTF8)).workload
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: is no profile: {error}") from None
-    for key, value in msgspec.structs.asdict(workload).items():
-        if not 0 <= value < math.inf:
-            raise ConfigError(f"{path}: workload.{key} = {value}: must be at least 0 and finite")
     spec = SyntheticWorkload(
         mean_turns=1.0,
         prompt_tokens=PROMPT_TOKENS_OF_A_PROFILE,
@@ -108,32 +128,43 @@ def _expected_maximum(count: float) -> float:
 
 
 def _of_run(path: Path, seed: int) -> Workload:
-    recordings = dict(pair for line in _lines(path) if (pair := _trained(path, line)) is not None)
+    found = (_trained(f"{path}, line {number}", line) for number, line in _lines(path))
+    recordings = dict(pair for pair in found if pair is not None)
     if not recordings:
         raise ConfigError(f"{path}: holds no trained trajectory")
     return Replayed(path.parent.name or path.stem, recordings, seed)
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def _lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    """With their numbers; however the file was saved, and without blank ones."""
+    with path.open("rb") as file:
+        text = _bounded(path, file.read(MAX_BYTES + 1)).removeprefix(codecs.BOM_UTF8)
     found = []
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
         try:
-            found.append(msgspec.json.decode(line, type=dict[str, Any]))
+            found.append((number, msgspec.json.decode(line, type=dict[str, Any])))
         except msgspec.DecodeError as error:
-            raise ConfigError(f"{path}: line {number} is no JSON object: {error}") from None
+            raise ConfigError(f"{path}, line {number}: is no JSON object: {error}") from None
     return found
 
 
-def _trained(path: Path, line: dict[str, Any]) -> tuple[int, Recording] | None:
-    turns = line.get("turns") or []
-    if line.get("trained_step") is None or not turns:
+def _trained(where: str, line: dict[str, Any]) -> tuple[int, Recording] | None:
+    if line.get("trained_step") is None or not line.get("turns"):
         return None
     try:
-        observed = [turn["new_prompt_tokens"] for turn in turns[1:]] + [0]
-        pairs = tuple(
-            (max(1, turn["generated_tokens"]), obs) for turn, obs in zip(turns, observed, strict=True)
-        )
-        seconds = tuple(turn["env_seconds"] for turn in turns)
-        return line["trajectory"], Recording(turns[0]["new_prompt_tokens"], pairs, seconds)
-    except KeyError as error:
-        raise ConfigError(f"{path}: trajectory {line.get('trajectory')} has no {error}") from None
+        told = msgspec.convert(line, TrainedTrajectory)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: trajectory {line.get('trajectory')}: {error}") from None
+    turns = told.turns
+    for turn in turns:
+        for name, value in msgspec.structs.asdict(turn).items():
+            if not 0 <= value < math.inf:
+                raise ConfigError(
+                    f"{where}: trajectory {told.trajectory}: {name} = {value}: must be 0 or more"
+                )
+    observed = [turn.new_prompt_tokens for turn in turns[1:]] + [0]
+    pairs = tuple((max(1, turn.generated_tokens), obs) for turn, obs in zip(turns, observed, strict=True))
+    seconds = tuple(turn.env_seconds for turn in turns)
+    return told.trajectory, Recording(turns[0].new_prompt_tokens, pairs, seconds)

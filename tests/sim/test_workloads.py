@@ -97,6 +97,28 @@ def test_a_run_is_replayed_trajectory_by_trajectory(tmp_path: Path) -> None:
     ]
 
 
+TRAINED = (
+    b'{"trajectory": 4, "trained_step": 0, '
+    b'"turns": [{"new_prompt_tokens": 30, "generated_tokens": 5, "env_seconds": 0.5}]}'
+)
+
+
+@pytest.mark.parametrize(
+    "content", [TRAINED, b"\xef\xbb\xbf" + TRAINED, TRAINED + b"\r\n", b"{}\r\n" + TRAINED + b"\r\n\r\n"]
+)
+def test_a_run_is_the_same_however_its_file_was_saved(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "trajectories.jsonl").write_bytes(content)
+    assert workload_files.load(str(tmp_path), 0).script(0, 4).prompt_tokens == 30
+
+
+def test_a_huge_workload_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workload_files, "MAX_BYTES", 1 << 20)
+    path = tmp_path / "a.json.gz"
+    path.write_bytes(gzip.compress(b" " * (2 << 20), mtime=0))
+    with pytest.raises(ConfigError, match="is larger than 1 MiB"):
+        workload_files.load(str(path), 0)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
@@ -115,7 +137,18 @@ def test_a_run_is_replayed_trajectory_by_trajectory(tmp_path: Path) -> None:
         ("a.json", b"{}", "is no profile"),
         ("trajectories.jsonl", b"{}\n{", "line 2"),
         ("trajectories.jsonl", b"{}", "no trained trajectory"),
-        ("trajectories.jsonl", b'{"trajectory": 1, "trained_step": 0, "turns": [{}]}', "trajectory 1 has no"),
+        ("trajectories.jsonl", b"", "no trained trajectory"),
+        (
+            "trajectories.jsonl",
+            b'{"trajectory": 1, "trained_step": 0, "turns": [{}]}',
+            "line 1: trajectory 1: Object missing required field `new_prompt_tokens`",
+        ),
+        (
+            "trajectories.jsonl",
+            b"{}\r\n\r\n" + TRAINED.replace(b"0.5", b"-0.5"),
+            "line 3: trajectory 4: env_seconds = -0.5: must be 0 or more",
+        ),
+        ("trajectories.jsonl", TRAINED.replace(b"30", b"30.5"), "line 1: trajectory 4: Expected `int`"),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_the_reason(
