@@ -16,12 +16,13 @@ from pearl.state.config import Config, ModelConfig, RolloutConfig
 from pearl.state.splitmix import splitmix64
 from pearl.state.trajectory import VersionRun
 from pearl.state.weights import BucketSpec, Version
+from pearl.workers.rollout.refusals import misfit
 from pearl.workers.rollout.sglang.attempt import Attempt, MalformedError, finish_of, read_event
 from pearl.workers.rollout.sglang.client import complaint
 from pearl.workers.rollout.sglang.http_parser import AnswerParser, EventSplitter, HttpError
 from pearl.workers.rollout.sglang.model_files import Model, write_model
 from pearl.workers.rollout.sglang.passes import PassMeter
-from pearl.workers.rollout.sglang.requests import misfit, refusal
+from pearl.workers.rollout.sglang.requests import refusal
 from pearl.workers.rollout.sglang.settings import (
     CPU_PATH,
     SERVER_PATH,

@@ -3,53 +3,38 @@
 Passes in which nothing changes but one more token for everybody are taken together, up to a given time; whatever
 happens meanwhile first ``settle``s those that are over. What comes out is the same as pass by pass.
 
-States: "empty" (no weights) -> "updating" -> "ready"; a refused update leads to "invalid", from which only a whole
-good update leads back. Passes begin only when ready and not paused; requests wait meanwhile. Between ``begin`` and
-``end`` requests may come and be aborted, everything else waits for the end.
+Passes begin only when ready and not paused; requests wait meanwhile. Between ``begin`` and ``end`` requests may come
+and be aborted, everything else waits for the end.
 """
 
-from collections import deque
 from collections.abc import Callable
-from typing import Literal
 
 from pearl.state.messages.rollout import IterationStat
 from pearl.state.trajectory import FinishReason
-from pearl.state.weights import BucketSpec, TensorSpec, Version
+from pearl.state.weights import TensorSpec, Version
 from pearl.workers.emulated_model import checksum_of
-from pearl.workers.rollout.emulated.halves import Halves, misfit
-from pearl.workers.rollout.emulated.request import Half, Request
+from pearl.workers.rollout.base_core import BaseCore, Half
+from pearl.workers.rollout.emulated.halves import Halves
+from pearl.workers.rollout.emulated.request import Request
 from pearl.workers.rollout.emulated.scheduler import Plan, Scheduler
 from pearl.workers.rollout.emulated.settings import EmulatedSettings
 from pearl.workers.rollout.emulated.timing import Timing
 from pearl.workers.rollout.emulated.tokens import NOTHING, Ids, answer
 from pearl.workers.rollout.emulated.weights import IncomingWeights
-from pearl.workers.rollout.kv_transfer.frames import Offer
-from pearl.workers.rollout.protocol import Delta, EngineLoad, GenerateRequest, MemoryTag, PauseMode, Role
-
-State = Literal["empty", "updating", "invalid", "ready"]
-"""Empty: there is no memory for weights or KV, or nothing in it yet."""
-MAX_STATS = 4096
-"""Passes remembered between two calls of ``take_stats``."""
+from pearl.workers.rollout.protocol import Delta, EngineLoad, GenerateRequest, MemoryTag, PauseMode
+from pearl.workers.rollout.refusals import misfit, refusal
 
 
-class EmulatedCore:
+class EmulatedCore(BaseCore[Request, IncomingWeights]):
+    scheduler: Scheduler
+    halves: Halves
+
     def __init__(self, settings: EmulatedSettings, count_tokens: Callable[[int], None] | None = None) -> None:
         """``count_tokens`` is told how many tokens a pass made, before anybody else hears of them."""
-        self.state: State = "empty"
-        self.version: Version | None = None
-        self.paused = False
-        self.deltas: list[Delta] = []
-        """What there is to tell since the caller last emptied it."""
-        self.num_passes = 0
-        self.role: Role = "colocated"
-        self.scheduler = Scheduler(settings)
-        self.halves = Halves(self.scheduler)
+        scheduler = Scheduler(settings)
+        super().__init__(scheduler, Halves(scheduler))
         self._settings = settings
-        self._requests: dict[int, Request] = {}
-        self._stats: deque[IterationStat] = deque(maxlen=MAX_STATS)
-        self._num_arrivals = 0
         self._count_tokens = count_tokens
-        self._incoming: IncomingWeights | None = None
         self._image = b""
         self._released: set[MemoryTag] = set()
         self._timing = Timing(settings)
@@ -60,13 +45,13 @@ class EmulatedCore:
 
     def submit(self, request: GenerateRequest) -> None:
         """Queue it; what is wrong with it comes out as its only delta, with ``finish="error"``."""
-        if refusal := self._refusal(request):
-            self._answer(request, "error", refusal)
+        if error := refusal(request, self._settings.vocabulary_size) or self._excess(request):
+            self._answer(request, "error", error)
             if self.role == "prefill" and request.pair:
-                self.halves.refused(request.attempt, request.pair, refusal)
+                self.halves.refused(request.attempt, request.pair, error)
             return
-        if refusal := misfit(request, self.role):
-            self._answer(request, "abort", refusal)
+        if error := misfit(request, self.role):
+            self._answer(request, "abort", error)
             return
         half = None if self.role == "colocated" else self.role
         if request.params.max_new_tokens == 0:
@@ -85,15 +70,6 @@ class EmulatedCore:
         self.scheduler.add(entry)
         self.halves.begun(entry, request.pair)
 
-    def _answer(self, request: GenerateRequest, finish: FinishReason | None, error: str = "") -> None:
-        """The only delta of a request that is not queued."""
-        self.deltas.append(Delta(request.attempt, [], [], [], 0, finish, error, finish is None))
-
-    def abort(self, attempt: int) -> None:
-        request = self._requests.get(attempt)
-        if request is not None:
-            self._end(request, "abort")
-
     def tell(self) -> None:
         """Put all that was made and not told yet into ``deltas``."""
         for request in self.scheduler.running:
@@ -101,10 +77,6 @@ class EmulatedCore:
                 self.deltas.append(request.delta(self.version))
 
     # Passes
-
-    @property
-    def is_idle(self) -> bool:
-        return not self._requests
 
     def has_work(self) -> bool:
         return self.state == "ready" and not self.paused and bool(self._requests)
@@ -193,14 +165,8 @@ class EmulatedCore:
             context += num_decoding
         self.num_passes += num_passes
 
-    def _end(self, request: Request, finish: FinishReason, error: str = "") -> None:
-        self.deltas.append(request.delta(self.version, finish, error))
-        self.halves.ended(request, error or finish)
-        self._forget(request)
-
-    def _forget(self, request: Request) -> None:
-        del self._requests[request.attempt]
-        self.scheduler.remove(request)
+    def _last_delta(self, request: Request, finish: FinishReason, error: str) -> Delta:
+        return request.delta(self.version, finish, error)
 
     def _tell(self, request: Request) -> None:
         if request.num_tokens > request.told or request.prefilled:
@@ -212,24 +178,12 @@ class EmulatedCore:
         self.paused = True
         self.tell()
         if mode == "abort":
-            for request in list(self._requests.values()):
-                self._end(request, "abort")
+            self.end_all("abort")
         elif mode == "retract":
             self._end_transfers("the worker gave up its KV")
             for request in list(self.scheduler.running):
                 self._tell(request)
                 self.scheduler.retract(request)
-
-    def resume(self) -> None:
-        """While an update is on, it takes effect at the update's end."""
-        self.paused = False
-
-    def flush(self) -> None:
-        if self.scheduler.running:
-            raise ValueError(
-                f"{len(self.scheduler.running)} requests still use the KV cache; pause with abort or retract first"
-            )
-        self.scheduler.forget_cache()
 
     def hold(self) -> None:
         """No pass begins until a whole good update."""
@@ -244,20 +198,8 @@ class EmulatedCore:
         self._incoming = IncomingWeights(version, tensors)
         self.state = "updating"
 
-    def update_bucket(self, bucket: BucketSpec, data: memoryview) -> None:
-        if self._incoming is None:
-            raise ValueError(f"bucket at {bucket.offset}: no update was begun, or it was refused")
-        try:
-            self._incoming.add(bucket, data)
-        except ValueError:
-            self.state, self._incoming = "invalid", None
-            raise
-
     def end_update(self) -> str:
-        incoming, self._incoming = self._incoming, None
-        self.state = "invalid"
-        if incoming is None:
-            raise ValueError("no update was begun, or it was refused")
+        incoming = self._take_incoming()
         self._image = incoming.whole()
         # Nothing computed under the old weights may meet a request under the new ones.
         self.scheduler.forget_cache()
@@ -270,49 +212,10 @@ class EmulatedCore:
 
     # Halves of pairs, as the transport sees them
 
-    def set_role(self, role: Role) -> None:
-        """Raises ValueError while requests are there."""
-        if self._requests:
-            raise ValueError(f"{len(self._requests)} requests are there; a role is changed only while idle")
-        self.flush()
-        self.role = role
-
-    def kv_offered(self, attempt: int, offer: Offer) -> None:
-        request = self._requests.get(attempt)
-        if request is None or request.half != "decode" or request.is_offered:
-            return
-        if problem := self.halves.problem_with(request, offer, self.version):
-            self._end(request, "abort", problem)
-        else:
-            request.is_offered = True
-
     def kv_landed(self, attempt: int, num_tokens: int) -> None:
-        request = self._requests.get(attempt)
-        if request is None or request.half != "decode" or request not in self.scheduler.running:
-            return  # its room may be another's by now
-        assert self.version is not None
-        self.halves.land(request, num_tokens, self.version)
-
-    def has_half(self, attempt: int) -> bool:
-        request = self._requests.get(attempt)
-        return request is not None and request.half is not None
-
-    def kv_sent(self, attempt: int) -> None:
-        request = self._requests.get(attempt)
-        if request is not None:
-            self.deltas.append(Delta(attempt, [], [], [], request.prefilled, handed_over=True))
-            self._forget(request)
-
-    def kv_failed(self, attempt: int, reason: str) -> None:
-        if self.has_half(attempt):
-            self._end(self._requests[attempt], "abort", reason)
-
-    def _end_transfers(self, reason: str) -> None:
-        """Those whose KV, of the version until now, was partly on its way; those that still wait for it go on."""
-        for request in list(self._requests.values()):
-            is_waiting = request in self.scheduler.waiting and not request.is_offered
-            if request.half is not None and not is_waiting:
-                self._end(request, "abort", reason)
+        if request := self._landing(attempt):
+            assert self.version is not None
+            self.halves.land(request, num_tokens, self.version)
 
     # Memory, while nothing runs
 
@@ -348,26 +251,9 @@ class EmulatedCore:
             kv_capacity_tokens=scheduler.capacity,
         )
 
-    def take_stats(self) -> list[IterationStat]:
-        stats = list(self._stats)
-        self._stats.clear()
-        return stats
-
-    def _refusal(self, request: GenerateRequest) -> str:
-        params, size = request.params, self._settings.vocabulary_size
-        if len(request.ids) == 0:
-            return "the context is empty; give at least one token id"
-        lowest, highest = int(request.ids.min()), int(request.ids.max())
-        if lowest < 0 or highest >= size:
-            return f"token id {lowest if lowest < 0 else highest} is not in the vocabulary of {size}"
-        if params.max_new_tokens < 0:
-            return f"max_new_tokens = {params.max_new_tokens}; it must not be negative"
-        if not 0.0 <= params.temperature < float("inf"):
-            return f"temperature = {params.temperature}; it must be finite and not negative"
+    def _excess(self, request: GenerateRequest) -> str:
         # The last token's KV is never needed, and a request that runs alone needs no reserve but its own.
-        tokens = len(request.ids) + (1 if self.role == "prefill" else params.max_new_tokens)
-        if tokens > self.scheduler.capacity:
-            return (
-                f"{tokens} tokens of context and answer never fit into {self.scheduler.capacity} tokens of KV"
-            )
-        return ""
+        tokens = len(request.ids) + (1 if self.role == "prefill" else request.params.max_new_tokens)
+        if tokens <= self.scheduler.capacity:
+            return ""
+        return f"{tokens} tokens of context and answer never fit into {self.scheduler.capacity} tokens of KV"

@@ -13,7 +13,8 @@ from pearl.runtime.clock import Clock, Timer
 from pearl.state.messages.rollout import IterationStat
 from pearl.state.weights import BucketSpec, TensorSpec, Version
 from pearl.workers.rollout.attempts import LiveAttempts
-from pearl.workers.rollout.emulated.core import EmulatedCore, State
+from pearl.workers.rollout.base_core import State
+from pearl.workers.rollout.emulated.core import EmulatedCore
 from pearl.workers.rollout.emulated.halves import block_of
 from pearl.workers.rollout.emulated.kv_pages import EmulatedPages
 from pearl.workers.rollout.emulated.settings import EmulatedSettings

@@ -21,17 +21,8 @@ from pearl.workers.rollout.kv_transfer.pages import (
     Notice,
     Ready,
 )
-from pearl.workers.rollout.protocol import GenerateRequest, Role
 
 LAYOUT = KvLayout("float16", (Layer(0, 1, 1, 1),))
-
-
-def misfit(request: GenerateRequest, role: Role) -> str:
-    """Why a worker of this role cannot take the request; "" = it can."""
-    if (role == "colocated") == (not request.pair):
-        return ""
-    kind = "halves of a pair" if request.pair else "whole requests"
-    return f"this worker is a {role} worker, which takes no {kind}"
 
 
 class Halves:
@@ -76,6 +67,9 @@ class Halves:
         if offer.num_tokens != request.num_tokens - 1:
             return f"KV of {offer.num_tokens} tokens was offered for {request.num_tokens - 1}"
         return ""
+
+    def offered(self, request: Request, offer: Offer) -> None:
+        request.is_offered = True
 
     def land(self, request: Request, num_tokens: int, version: Version) -> None:
         """Its first ``num_tokens`` tokens are here."""

@@ -1,15 +1,12 @@
 """One attempt inside the emulated engine: what it will say, how far it is, and what has been told of it."""
 
-from typing import Literal
-
 import numpy as np
 
 from pearl.state.trajectory import FinishReason, VersionRun
 from pearl.state.weights import Version
+from pearl.workers.rollout.base_core import Half
 from pearl.workers.rollout.emulated.tokens import LOGPROB, Ids
 from pearl.workers.rollout.protocol import Delta, GenerateRequest
-
-Half = Literal["prefill", "decode"]
 
 
 class Request:

@@ -27,6 +27,7 @@ from pearl.workers.rollout.protocol import (
     Role,
     UnsupportedError,
 )
+from pearl.workers.rollout.refusals import misfit
 from pearl.workers.rollout.sglang.client import ServerError
 from pearl.workers.rollout.sglang.control import Control
 from pearl.workers.rollout.sglang.halves import Halves
@@ -34,7 +35,7 @@ from pearl.workers.rollout.sglang.meeting import MeetingPoint
 from pearl.workers.rollout.sglang.memory import held_bytes
 from pearl.workers.rollout.sglang.model_files import Model
 from pearl.workers.rollout.sglang.passes import PassMeter
-from pearl.workers.rollout.sglang.requests import misfit, refusal
+from pearl.workers.rollout.sglang.requests import refusal
 from pearl.workers.rollout.sglang.running import CountTokens, Running
 from pearl.workers.rollout.sglang.server import Server
 from pearl.workers.rollout.sglang.settings import SglangSettings

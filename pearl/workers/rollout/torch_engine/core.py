@@ -1,26 +1,23 @@
 """The engine without its thread: requests in, passes one by one, deltas out. Not thread-safe, no clock but a stopwatch.
 
-States: "empty" (built, no weights yet) -> "updating" -> "ready"; an update that is refused leads to "invalid", from
-which only a whole good update leads back. Releasing the weights leads to "empty". Passes run only when ready, not
-paused and with memory for KV; requests wait meanwhile.
+Passes run only when ready, not paused and with memory for KV; requests wait meanwhile. Releasing the weights leads to
+"empty".
 """
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
-from typing import Literal
 
 import numpy as np
 from transformers import PreTrainedModel
 
 from pearl.state.messages.rollout import IterationStat
 from pearl.state.trajectory import FinishReason, VersionRun
-from pearl.state.weights import BucketSpec, TensorSpec, Version
+from pearl.state.weights import TensorSpec, Version
 from pearl.workers.links.checksum import model_checksum
 from pearl.workers.model import vocabulary_rows
 from pearl.workers.residency.saver import Saver
-from pearl.workers.rollout.kv_transfer.frames import Offer
+from pearl.workers.rollout.base_core import BaseCore
 from pearl.workers.rollout.kv_transfer.pages import Block
 from pearl.workers.rollout.protocol import (
     Delta,
@@ -29,9 +26,9 @@ from pearl.workers.rollout.protocol import (
     MemoryTag,
     PauseMode,
     Released,
-    Role,
 )
-from pearl.workers.rollout.torch_engine.halves import Halves, misfit
+from pearl.workers.rollout.refusals import misfit, refusal
+from pearl.workers.rollout.torch_engine.halves import Halves
 from pearl.workers.rollout.torch_engine.memory import EngineMemory
 from pearl.workers.rollout.torch_engine.request import Request
 from pearl.workers.rollout.torch_engine.runner import ModelRunner
@@ -42,12 +39,11 @@ from pearl.workers.rollout.torch_engine.weights import IncomingWeights
 
 log = logging.getLogger(__name__)
 
-State = Literal["empty", "updating", "invalid", "ready"]
-MAX_STATS = 4096
-"""Passes remembered between two calls of ``take_stats``."""
 
+class EngineCore(BaseCore[Request, IncomingWeights]):
+    scheduler: Scheduler
+    halves: Halves
 
-class EngineCore:
     def __init__(
         self,
         model: PreTrainedModel,
@@ -57,38 +53,27 @@ class EngineCore:
     ) -> None:
         """``count_tokens`` is told how many tokens a pass sampled, before anybody else hears of them; ``saver``
         takes device memory and gives it back."""
-        self.state: State = "empty"
-        self.version: Version | None = None
-        self.paused = False
-        self.role: Role = "colocated"
-        self.deltas: list[Delta] = []
-        """What happened since the caller last emptied it; at most one entry a request and pass."""
-        self.num_passes = 0
         self._vocabulary_size = vocabulary_rows(model)
         num_pages = settings.kv_capacity_tokens // settings.page_tokens
-        self.scheduler = Scheduler(
+        scheduler = Scheduler(
             num_pages, settings.page_tokens, settings.prefill_chunk_tokens, settings.max_running
         )
         self._runner = ModelRunner(model, settings.device, num_pages, settings.page_tokens)
         num_layers: int | None = getattr(model.config, "num_hidden_layers", None)
-        self.halves = Halves(self.scheduler, self._runner.store, settings.device, num_layers)
+        super().__init__(scheduler, Halves(scheduler, self._runner.store, settings.device, num_layers))
         self._memory = EngineMemory(model, self._runner.store, settings.device, saver)
-        self._requests: dict[int, Request] = {}
-        self._stats: deque[IterationStat] = deque(maxlen=MAX_STATS)
-        self._num_arrivals = 0
         self._count_tokens = count_tokens
-        self._incoming: IncomingWeights | None = None
         self._incoming_version: Version | None = None
 
     # Requests
 
     def submit(self, request: GenerateRequest) -> None:
         """Queue it; what is wrong with it comes out as its only delta, with ``finish="error"``."""
-        if refusal := self._refusal(request):
-            self._answer(request, "error", refusal)
+        if error := refusal(request, self._vocabulary_size):
+            self._answer(request, "error", error)
             return
-        if refusal := misfit(request, self.role):
-            self._answer(request, "abort", refusal)
+        if error := misfit(request, self.role):
+            self._answer(request, "abort", error)
             return
         half = None if self.role == "colocated" else self.role
         if request.params.max_new_tokens == 0:
@@ -107,24 +92,7 @@ class EngineCore:
         self.scheduler.add(entry)
         self.halves.begun(entry, request.pair)
 
-    def _answer(self, request: GenerateRequest, finish: FinishReason | None, error: str = "") -> None:
-        """The only delta of a request that is not queued."""
-        self.deltas.append(Delta(request.attempt, [], [], [], 0, finish, error, finish is None))
-
-    def abort(self, attempt: int) -> None:
-        request = self._requests.get(attempt)
-        if request is not None:
-            self._end(request, "abort")
-
-    def fail_all(self, error: str) -> None:
-        for request in list(self._requests.values()):
-            self._end(request, "error", error)
-
     # Passes
-
-    @property
-    def is_idle(self) -> bool:
-        return not self._requests
 
     def has_work(self) -> bool:
         is_able = self.state == "ready" and not self.paused and self._memory.has("kv_cache")
@@ -209,14 +177,8 @@ class EngineCore:
         if finish is not None:
             self._forget(request)
 
-    def _end(self, request: Request, finish: FinishReason, error: str = "") -> None:
-        self.deltas.append(Delta(request.attempt, [], [], [], request.prefilled, finish, error))
-        self.halves.ended(request, error or finish)
-        self._forget(request)
-
-    def _forget(self, request: Request) -> None:
-        del self._requests[request.attempt]
-        self.scheduler.remove(request)
+    def _last_delta(self, request: Request, finish: FinishReason, error: str) -> Delta:
+        return Delta(request.attempt, [], [], [], request.prefilled, finish, error)
 
     def _copy_tails(self) -> None:
         sources, targets = [], []
@@ -239,23 +201,11 @@ class EngineCore:
     def pause(self, mode: PauseMode) -> None:
         self.paused = True
         if mode == "abort":
-            for request in list(self._requests.values()):
-                self._end(request, "abort")
+            self.end_all("abort")
         elif mode == "retract":
             self._end_transfers("the worker gave up its KV")
             for request in list(self.scheduler.running):
                 self.scheduler.retract(request)
-
-    def resume(self) -> None:
-        """While an update is on, it takes effect at the update's end."""
-        self.paused = False
-
-    def flush(self) -> None:
-        if self.scheduler.running:
-            raise ValueError(
-                f"{len(self.scheduler.running)} requests still use the KV cache; pause with abort or retract first"
-            )
-        self.scheduler.forget_cache()
 
     def begin_update(self, version: Version, tensors: tuple[TensorSpec, ...]) -> None:
         if not self._memory.has("weights"):
@@ -265,21 +215,8 @@ class EngineCore:
         self._incoming_version = version
         self.state = "updating"
 
-    def update_bucket(self, bucket: BucketSpec, data: memoryview) -> None:
-        if self._incoming is None:
-            raise ValueError(f"bucket at {bucket.offset}: no update was begun, or it was refused")
-        try:
-            self._incoming.add(bucket, data)
-        except ValueError:
-            self.state, self._incoming = "invalid", None
-            raise
-
     def end_update(self) -> str:
-        incoming, self._incoming = self._incoming, None
-        self.state = "invalid"
-        if incoming is None:
-            raise ValueError("no update was begun, or it was refused")
-        incoming.load()
+        self._take_incoming().load()
         self._end_transfers("the weights changed while its KV was on its way")
         # Nothing computed under the old weights may meet a request under the new ones.
         self.scheduler.forget_cache()
@@ -295,49 +232,14 @@ class EngineCore:
 
     # Halves of pairs, as the transport sees them
 
-    def set_role(self, role: Role) -> None:
-        if self._requests:
-            raise ValueError(f"{len(self._requests)} requests are there; a role is changed only while idle")
-        self.flush()
-        self.role = role
-
-    def kv_offered(self, attempt: int, offer: Offer) -> None:
-        request = self._requests.get(attempt)
-        if request is None or request.half != "decode" or request.is_offered:
-            return
-        if problem := self.halves.problem_with(request, offer, self.version):
-            self._end(request, "abort", problem)
-        else:
-            self.halves.offered(request, offer)
-
     def kv_arrived(self, attempt: int, version: Version, start: int, count: int, data: Block) -> None:
-        request = self._requests.get(attempt)
-        if request is None or request.half != "decode" or request not in self.scheduler.running:
-            return  # its pages may be another's by now
-        assert (version, start) == (self.version, request.computed)
-        self.halves.land(request, start, count, data, version)
+        if request := self._landing(attempt):
+            assert (version, start) == (self.version, request.computed)
+            self.halves.land(request, start, count, data, version)
 
     def kv_read(self, attempt: int, start: int, count: int) -> Block | None:
         request = self._requests.get(attempt)
         return None if request is None else self.halves.read(request, start, count)
-
-    def kv_sent(self, attempt: int) -> None:
-        request = self._requests.get(attempt)
-        if request is not None:
-            self.deltas.append(Delta(attempt, [], [], [], request.prefilled, handed_over=True))
-            self._forget(request)
-
-    def kv_failed(self, attempt: int, reason: str) -> None:
-        request = self._requests.get(attempt)
-        if request is not None and request.half is not None:
-            self._end(request, "abort", reason)
-
-    def _end_transfers(self, reason: str) -> None:
-        """Those whose KV, of the version until now, was partly on its way; those that still wait for it go on."""
-        for request in list(self._requests.values()):
-            is_waiting = request in self.scheduler.waiting and not request.is_offered
-            if request.half is not None and not is_waiting:
-                self._end(request, "abort", reason)
 
     # Device memory
 
@@ -368,25 +270,3 @@ class EngineCore:
             kv_used_tokens=scheduler.pool.num_used * scheduler.page_tokens,
             kv_capacity_tokens=scheduler.pool.num_pages * scheduler.page_tokens,
         )
-
-    def take_stats(self) -> list[IterationStat]:
-        """Also from another thread."""
-        stats = []
-        while self._stats:
-            stats.append(self._stats.popleft())
-        return stats
-
-    def _refusal(self, request: GenerateRequest) -> str:
-        """Why it cannot be served at all; one bad id would otherwise end a pass shared with others."""
-        params = request.params
-        if len(request.ids) == 0:
-            return "the context is empty; give at least one token id"
-        lowest, highest = int(request.ids.min()), int(request.ids.max())
-        if lowest < 0 or highest >= self._vocabulary_size:
-            bad = lowest if lowest < 0 else highest
-            return f"token id {bad} is not in the model's vocabulary of {self._vocabulary_size}"
-        if params.max_new_tokens < 0:
-            return f"max_new_tokens = {params.max_new_tokens}; it must not be negative"
-        if not 0.0 <= params.temperature < float("inf"):
-            return f"temperature = {params.temperature}; it must be finite and not negative"
-        return ""

@@ -18,6 +18,7 @@ from pearl.state.messages.rollout import IterationStat
 from pearl.state.weights import BucketSpec, TensorSpec, Version
 from pearl.workers.residency.saver import Saver
 from pearl.workers.rollout.attempts import LiveAttempts
+from pearl.workers.rollout.base_core import State
 from pearl.workers.rollout.kv_transfer.transport import KvTransport
 from pearl.workers.rollout.protocol import (
     Delta,
@@ -30,7 +31,7 @@ from pearl.workers.rollout.protocol import (
     Role,
     UnsupportedError,
 )
-from pearl.workers.rollout.torch_engine.core import EngineCore, State
+from pearl.workers.rollout.torch_engine.core import EngineCore
 from pearl.workers.rollout.torch_engine.kv_pages import EnginePages
 from pearl.workers.rollout.torch_engine.settings import EngineSettings
 
@@ -220,7 +221,7 @@ class TorchEngine:
             log.exception("the engine failed")
             self._failure = f"the torch engine failed and serves no more: {error}"
             core.state = "invalid"
-            core.fail_all(self._failure)
+            core.end_all("error", self._failure)
             did_work = False
         self._flush()
         return did_work

@@ -22,20 +22,10 @@ from pearl.workers.rollout.kv_transfer.pages import (
     Notice,
     Ready,
 )
-from pearl.workers.rollout.protocol import GenerateRequest, Role
 from pearl.workers.rollout.torch_engine.attention import KvStore
 from pearl.workers.rollout.torch_engine.kv_blocks import layout_of, read_block, write_block
 from pearl.workers.rollout.torch_engine.request import Request
 from pearl.workers.rollout.torch_engine.scheduler import Scheduler
-
-
-def misfit(request: GenerateRequest, role: Role) -> str:
-    """Why a worker of this role cannot take the request; "" = it can."""
-    if role == "colocated" and request.pair:
-        return "this worker is colocated and takes whole requests only"
-    if role != "colocated" and not request.pair:
-        return f"this worker is a {role} worker and takes halves of a pair only"
-    return ""
 
 
 class Halves:

@@ -1,16 +1,13 @@
 """One attempt inside the engine: its tokens, how far their KV is computed, and the pages that hold it."""
 
-from typing import Literal
-
 import numpy as np
 import numpy.typing as npt
 
 from pearl.state.splitmix import splitmix64
 from pearl.state.weights import Version
+from pearl.workers.rollout.base_core import Half
 from pearl.workers.rollout.kv_transfer.frames import KvLayout
 from pearl.workers.rollout.protocol import GenerateRequest
-
-Half = Literal["prefill", "decode"]
 
 
 class Request:
