@@ -23,6 +23,14 @@ SPREAD = "rlboost+, cache-aware"
 SEGMENTS = (1, 2, 3)
 
 
+SHEET_POLICIES = ("roll", "rlboost+", "pearl")
+
+
+def sheet_run(segment: int, policy: str) -> Run:
+    """With data-sheet costs, one seed of the smaller model: how much depends on the load."""
+    return Run(policy=policy, segment=segment, seed=0, load_bound=False)
+
+
 def run_of(model: str, segment: int, policy: str, seed: int) -> Run:
     if policy == SPREAD:
         settings = ("rollout.router=cache-aware",)
@@ -41,7 +49,16 @@ def plan(scale: Scale) -> list[Run]:
         for seed in seeds(scale, model)
         for segment in SEGMENTS
         for policy in (*POLICIES, SPREAD)
-    ]
+    ] + [sheet_run(segment, policy) for segment in SEGMENTS for policy in SHEET_POLICIES]
+
+
+def _sheet_rows(runs: Runs) -> list[list[str]]:
+    def over(segment: int, base: str) -> str:
+        pair = runs.pairs([(sheet_run(segment, "pearl"), sheet_run(segment, base))])
+        found = throughput_ratio(pair)
+        return f"{shown(found and found.percent(), 0)} %"
+
+    return [[str(segment), over(segment, "roll"), over(segment, "rlboost+")] for segment in SEGMENTS]
 
 
 def ratio(
@@ -146,7 +163,11 @@ def evaluate(runs: Runs, scale: Scale) -> Figure:
                     "over rlboost+ with cache-aware routing",
                 ],
                 rows=[row for model in MODELS for row in _rows(runs, scale, model)],
-            )
+            ),
+            Table(
+                header=["segment (data sheet, Qwen3-8B, seed 0)", "pearl over roll", "pearl over rlboost+"],
+                rows=_sheet_rows(runs),
+            ),
         ],
         remarks=[
             *orderings(runs, scale),

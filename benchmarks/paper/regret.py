@@ -33,7 +33,7 @@ def draws(scale: Scale) -> list[Draw]:
             number,
             rng.choice(tuple(HARDWARE)),
             rng.random() < 0.75,
-            rng.choice((32, 48, 64, 96) if scale.full else (32, 48, 64)),
+            rng.choice((32, 48, 64, 96) if scale.full else (16, 32, 48)),
             rng.choice((16384, 24576, 32768)),
             rng.randint(2, 12 if scale.full else 6),
         )

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pearl.sim import policies
+from pearl.sim.garbage import collected_rarely
 from pearl.sim.job import Job, Result, build, make_job, result_of
 from pearl.state.profile import Profile
 from pearl.traces import read_trace
@@ -88,7 +89,8 @@ def key_of(run: Run, job: Job) -> str:
 def perform(job: Job) -> Outcome:
     began = time.process_time()
     simulation = build(job)
-    finish = simulation.run(job.horizon_s)
+    with collected_rarely():
+        finish = simulation.run(job.horizon_s)
     chosen = {str(line["workers"]): line["target"] for line in simulation.tally.decisions}
     result = result_of(job, simulation, finish)
     return Outcome(

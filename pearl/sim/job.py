@@ -10,6 +10,7 @@ from pearl import config as settings
 from pearl.config import ConfigError
 from pearl.sim import hardware, policies, workload_files
 from pearl.sim.fitted import fit_run
+from pearl.sim.garbage import collected_rarely
 from pearl.sim.hardware import Hardware
 from pearl.sim.simulation import Simulation
 from pearl.state import commands
@@ -151,7 +152,9 @@ def build(job: Job) -> Simulation:
 
 def run(job: Job) -> Result:
     simulation = build(job)
-    return result_of(job, simulation, simulation.run(job.horizon_s))
+    with collected_rarely():
+        finish = simulation.run(job.horizon_s)
+    return result_of(job, simulation, finish)
 
 
 def result_of(job: Job, simulation: Simulation, finish: commands.Finish) -> Result:
