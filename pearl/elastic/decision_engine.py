@@ -188,7 +188,7 @@ def _adapt(
     rivals = [c for c in feasible if _gains(stay, c, current, config, cost)]
     if not rivals:
         return _decision(stay, candidates, current, _why_stay(stay, feasible, current, config, cost))
-    best = min(rivals, key=_preference)
+    best = _reluctant(rivals, current, config)
     gain = f"{1 - best.seconds / stay.seconds:.1%} less than {_show(stay)}"
     return _decision(best, candidates, current, f"{_show(best)}, {gain}")
 
@@ -199,15 +199,20 @@ def _forced(
     current: Allocation,
     config: ElasticConfig,
 ) -> Decision:
-    """No worker's role can be kept as it is. The mode still is, unless the other one gains enough."""
-    best = min(feasible, key=_preference)
-    same = [c for c in feasible if c.allocation.is_colocated == current.is_colocated]
-    if same:
-        here = min(same, key=_preference)
-        if best.seconds >= here.seconds * (1 - config.mode_threshold):
-            best = here
+    """No worker's role can be kept as it is."""
+    best = _reluctant(feasible, current, config)
     reason = f"{current} cannot be kept: {_show(best)} instead"
     return _decision(best, candidates, current, reason, forced=True)
+
+
+def _reluctant(found: Sequence[Candidate], current: Allocation, config: ElasticConfig) -> Candidate:
+    """The best of them, in the mode that is, unless the other one gains enough over that."""
+    best = min(found, key=_preference)
+    same = [c for c in found if c.allocation.is_colocated == current.is_colocated]
+    if not same:
+        return best
+    here = min(same, key=_preference)
+    return here if best.seconds >= here.seconds * (1 - config.mode_threshold) else best
 
 
 def _threshold(current: Allocation, allocation: Allocation, config: ElasticConfig) -> float:
