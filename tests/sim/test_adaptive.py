@@ -38,7 +38,6 @@ SETTINGS = (
     "elastic.inter=true",
     "elastic.preemptible_gpus=4",
     "elastic.preparation_prior_s=1.0",
-    "elastic.makespan=closed-form",
 )
 HARDWARE = Hardware(
     name="small",
@@ -76,7 +75,7 @@ HARDWARE = Hardware(
 WORKLOAD = SyntheticWorkload(
     mean_turns=3.0,
     prompt_tokens=4000.0,
-    generated_tokens=60.0,
+    generated_tokens=50.0,
     observation_tokens=4000.0,
     env_seconds=0.02,
     task_sigma=0.03,
