@@ -163,3 +163,7 @@ class RawPeer:
     def close(self) -> None:
         self._socket.close()
         self._context.term()
+
+
+async def ask(hub: Hub, peer: str, number: int, deadline_s: float = LIMIT_S) -> Answer:
+    return await within(hub.ask(peer, Order(number), deadline_s=deadline_s, reply_type=Answer))

@@ -1,8 +1,7 @@
-"""A hub and its peers over real sockets: telling, asking, coming and going."""
+"""A hub and its peers over real sockets: telling and asking."""
 
 import asyncio
 import itertools
-import logging
 import time
 from collections.abc import Awaitable
 
@@ -13,9 +12,8 @@ from talk import (
     Answer,
     Order,
     RawPeer,
-    Spoken,
     all_joined,
-    answer,
+    ask,
     make_hub,
     make_peer,
     next_one,
@@ -27,17 +25,12 @@ from talk import (
 )
 
 from pearl.runtime.codec import Kind, encode
-from pearl.runtime.errors import FrameTooLargeError, PeerGoneError, RefusedError, RemoteError
-from pearl.runtime.hub import Asked, Hub, Joined, Lost, Told
-from pearl.runtime.peer import Peer
+from pearl.runtime.errors import FrameTooLargeError, PeerGoneError, RemoteError
+from pearl.runtime.hub import Asked, Lost
 from pearl.runtime.supervisor import TaskFailedError
 from pearl.state.messages.control import Ack, Heartbeat, Hello, Shutdown
 
 W0, W1 = "rollout.0.1", "rollout.1.1"
-
-
-async def ask(hub: Hub, peer: str, number: int, deadline_s: float = LIMIT_S) -> Answer:
-    return await within(hub.ask(peer, Order(number), deadline_s=deadline_s, reply_type=Answer))
 
 
 # telling and asking
@@ -315,210 +308,3 @@ async def test_mq_06_a_frame_far_over_the_limit_is_never_read_and_blocks_nobody(
             assert (await ask(hub, W0, number)).number == number
         rogue.close()
         assert hub.peers() == (W0,)
-
-
-# coming and going
-
-
-async def test_a_peer_is_heard_by_its_heartbeats() -> None:
-    beats = itertools.count(1)
-    async with make_hub() as hub:
-        peer = make_peer(hub.address, heartbeat=lambda: Heartbeat(next(beats), "loading", 3))
-        async with serving(peer):
-            joined = await next_one(hub, Joined)
-            assert (joined.peer, joined.hello.slot, hub.peers()) == (W0, 0, (W0,))
-            first = hub.last_heard(W0)
-            assert (await next_one(hub, Told)).message == Heartbeat(1, "loading", 3)
-            assert (await next_one(hub, Told)).message == Heartbeat(2, "loading", 3)
-            assert hub.last_heard(W0) > first
-
-
-async def test_mq_03_nothing_is_sent_before_the_hello_and_nothing_after_it_is_lost() -> None:
-    heard: list[int] = []
-
-    async def handle(order: Order) -> None:
-        heard.append(order.number)
-
-    async with make_hub() as hub:
-        peer = make_peer(hub.address, handle)
-        with pytest.raises(PeerGoneError, match=f"{W0} is not connected"):
-            hub.tell(W0, Order(0))
-        async with serving(peer):
-            await all_joined(hub, 1)
-            for number in range(8):
-                hub.tell(W0, Order(number))  # in the moment of joining
-            await until(lambda: len(heard) == 8)
-    assert heard == list(range(8))
-
-
-async def test_mq_03_a_peer_that_is_up_before_the_coordinator_joins_when_that_comes() -> None:
-    async with make_hub() as hub:
-        address = hub.address
-    async with serving(make_peer(address)):
-        await asyncio.sleep(0.05)
-        async with make_hub(address=address) as hub:
-            assert await all_joined(hub, 1) == [W0]
-            assert await ask(hub, W0, 1) == Answer(1)
-
-
-async def test_who_does_not_know_the_run_learns_it_when_agents_and_admins_may_ask() -> None:
-    async with make_hub() as hub:
-        stranger = make_peer(hub.address, run_id="")
-        error = await outcome(stranger.run())
-        assert isinstance(error, RefusedError)
-        agent = Peer(
-            hub.address,
-            hello=Hello("agent", 5, 1, "there", 1, ""),
-            messages=Spoken,
-            handler=answer,
-            heartbeat=lambda: Heartbeat(progress=0),
-            heartbeat_period_s=0.05,
-            lease_s=LIMIT_S,
-            queue_messages=16,
-            max_frame_bytes=1 << 16,
-        )
-        async with serving(agent):
-            assert await all_joined(hub, 1) == ["agent.5.1"]
-            assert await ask(hub, "agent.5.1", 1) == Answer(1)
-            assert agent.run_id == "run"
-            assert hub.is_connected("agent.5.1")
-
-
-async def test_what_was_told_before_an_answer_can_be_waited_for() -> None:
-    async def tell_then_answer(order: Order) -> Answer:
-        for number in range(3):
-            await peer.tell(Order(number))
-        return Answer(order.number)
-
-    async with make_hub() as hub, asyncio.TaskGroup() as group:
-        peer = make_peer(hub.address, tell_then_answer)
-        running = group.create_task(peer.run())
-        await all_joined(hub, 1)
-        assert await ask(hub, W0, 7) == Answer(7)
-        caught_up = group.create_task(hub.caught_up())
-        for number in range(3):
-            assert await next_order(hub) == Order(number)
-            await asyncio.sleep(0)
-            assert not caught_up.done()  # the last one is taken, but not handled yet
-        more = group.create_task(hub.receive())
-        await within(caught_up)
-        for task in (more, running):
-            task.cancel()
-
-
-async def test_a_peer_of_another_run_is_refused_by_name() -> None:
-    async with make_hub() as hub:
-        error = await outcome(make_peer(hub.address, run_id="other").run())
-        assert isinstance(error, RefusedError)
-        assert str(error) == f"{W0} is refused: it belongs to run 'other', this is run 'run'"
-        assert (hub.peers(), hub.counters.refused) == ((), 1)
-
-
-async def test_a_second_peer_under_the_name_is_refused_and_the_first_is_not_disturbed() -> None:
-    async with make_hub() as hub, serving(make_peer(hub.address, pid=41)):
-        await all_joined(hub, 1)
-        error = await outcome(make_peer(hub.address, pid=42).run())
-        assert str(error) == f"{W0} is refused: there is a {W0} already: pid 41 on here"
-        assert await ask(hub, W0, 1) == Answer(1)
-
-
-async def test_mb_05_the_next_incarnation_of_a_slot_gets_its_traffic_and_the_old_one_is_refused() -> None:
-    async with make_hub() as hub:
-        async with serving(make_peer(hub.address)):
-            await all_joined(hub, 1)
-            hub.drop(W0, "dead")
-        async with serving(make_peer(hub.address, incarnation=2)):
-            assert await all_joined(hub, 1) == ["rollout.0.2"]
-            assert await ask(hub, "rollout.0.2", 1) == Answer(1)
-            error = await outcome(make_peer(hub.address).run())
-            assert str(error) == f"{W0} is refused: incarnation 2 of it has been here since"
-
-
-async def test_me_03_refusals_without_end_fill_no_log(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "pearl.runtime.hub")
-    async with make_hub() as hub:
-        for _ in range(50):
-            await outcome(make_peer(hub.address, run_id="other").run())
-        assert hub.counters.refused == 50
-    assert len([record for record in caplog.records if record.name == "pearl.runtime.hub"]) == 1
-
-
-async def test_me_03_a_lost_connection_and_its_return_are_logged_once_each(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.INFO, "pearl.runtime.hub")
-    async with make_hub(keepalive_period_s=0.005) as hub:
-        raw = RawPeer(hub.address, "raw")
-        await raw.join(Hello("rollout", 0, 1, "here", 1, "run"))
-        raw.close()
-        await until(lambda: "no connection" in caplog.text)
-        await asyncio.sleep(0.1)  # twenty keepalives
-        assert caplog.text.count("no connection") == 1
-
-
-async def test_who_only_asks_is_forgotten_when_it_went() -> None:
-    async with make_hub(keepalive_period_s=0.005) as hub:
-        raw = RawPeer(hub.address, "raw")
-        await raw.join(Hello("admin", 0, 77, "here", 1, "run"))
-        assert hub.peers() == ("admin.0.77",)
-        raw.close()
-        await until(lambda: hub.peers() == ())
-
-
-def test_an_address_that_is_taken_is_refused_with_the_way_out() -> None:
-    async def listen_twice() -> None:
-        async with make_hub() as hub:
-            with pytest.raises(ValueError, match=f"runtime.address = '{hub.address}'.*port 0"):
-                async with make_hub(address=hub.address):
-                    pass
-        with pytest.raises(ValueError, match="'nonsense'"):
-            async with make_hub(address="nonsense"):
-                pass
-
-    asyncio.run(listen_twice())
-
-
-# what breaks the protocol
-
-
-async def test_malformed_messages_are_counted_and_answered_and_hurt_nobody() -> None:
-    async with make_hub() as hub, serving(make_peer(hub.address, slot=1)):
-        await all_joined(hub, 1)
-        raw = RawPeer(hub.address, "raw")
-        await raw.join(Hello("rollout", 0, 1, "here", 1, "run"))
-        raw.say(Kind.TELL, 0, encode({"type": "Order", "number": "x"}))
-        raw.say(Kind.ASK, 7, encode({"type": "Nonsense"}))
-        error = await raw.hear(Kind.ERROR)
-        assert error.op == 7
-        assert b"Nonsense" in bytes(error.body)
-        assert hub.counters.malformed == 2
-        assert set(hub.peers()) == {W0, W1}
-        raw.send(b"\xc1")
-        lost = await next_one(hub, Lost)
-        assert lost.peer == W0
-        assert lost.reason.startswith("sent a frame that is none")
-        assert await ask(hub, W1, 1) == Answer(1)
-        raw.close()
-
-
-async def test_an_answer_that_cannot_be_read_ends_its_ask() -> None:
-    async with make_hub() as hub, asyncio.TaskGroup() as group:
-        raw = RawPeer(hub.address, "raw")
-        await raw.join(Hello("rollout", 0, 1, "here", 1, "run"))
-        asking = group.create_task(outcome(hub.ask(W0, Order(1), deadline_s=LIMIT_S)))
-        envelope = await raw.hear(Kind.ASK)
-        raw.say(Kind.REPLY, envelope.op, encode({"type": "Answer"}))
-        error = await asking
-        assert isinstance(error, RemoteError)
-        assert error.kind == "MalformedError"
-        raw.close()
-
-
-async def test_a_stranger_is_told_once_that_it_is_not_known() -> None:
-    async with make_hub() as hub:
-        raw = RawPeer(hub.address, "raw")
-        for _ in range(20):
-            raw.say(Kind.TELL, 0, encode(Order(1)))
-        assert b"not known" in bytes((await raw.hear(Kind.REFUSAL)).body)
-        await until(lambda: hub.counters.stale_messages == 20)
-        raw.close()
