@@ -168,7 +168,11 @@ EMULATED = (
         (["data.group_size=1"], "use at least 2"),
         (["rollout.staleness_bound=-1"], "rollout.staleness_bound: -1 is less than 0"),
         (["rollout.temperature=0"], "rollout.temperature: 0.0 must be greater than 0"),
-        (["rollout.kv_capacity_tokens=255"], "does not hold one trajectory"),
+        pytest.param(
+            ["rollout.kv_capacity_tokens=255"],
+            "does not hold one trajectory",
+            id="pd_04_kv_for_no_trajectory",
+        ),
         (["rollout.max_context_tokens=250", "rollout.kv_capacity_tokens=251"], "at least 256"),
         (["rollout.max_new_tokens_per_turn=256"], "leaves no room for a prompt"),
         (["rollout.trajectory_deadline_s=1"], "less than rollout.turn_deadline_s"),

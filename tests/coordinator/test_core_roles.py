@@ -95,7 +95,7 @@ def test_a_shrink_that_removes_the_last_decode_worker_falls_back_at_once() -> No
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 @pytest.mark.parametrize("seed", range(3))
-def test_pd_a_dead_half_sends_its_trajectories_elsewhere(role: str, seed: int) -> None:
+def test_pd_01_a_dead_half_sends_its_trajectories_elsewhere(role: str, seed: int) -> None:
     world = make_world(seed, num_steps=8, pd="2P2D")
     world.feed(events.GpusArrived(local(4, 5)))
     go_until(world, lambda: roles(world) == "DDPP" and world.core._state.rollout.dispatch.attempts != {})
@@ -106,6 +106,28 @@ def test_pd_a_dead_half_sends_its_trajectories_elsewhere(role: str, seed: int) -
     summary = assert_clean(world)
     assert summary["workers_lost"] == 1
     assert summary["trajectories_masked"] == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_pd_08_nothing_is_sent_to_a_worker_that_changes_its_role(seed: int) -> None:
+    """There and back, with attempts in flight; the world itself has each worker refuse what its role cannot do."""
+    world = make_world(seed, num_steps=16, pd="2P1D")
+    changed: set[int] = set()
+    for arrives in (True, False, True, False):
+        go_until(world, lambda: len(serving(world)) >= 2 and any(row.running for row in rows(world).values()))
+        event = events.GpusArrived(local(4, 5)) if arrives else events.GpusReclaimed(local(4, 5), 5.0, "back")
+        world.feed(event)
+        for _ in range(400):
+            first = len(world.entries)
+            assert world.step()
+            changed |= {slot for slot, row in rows(world).items() if row.condition == "switching"}
+            for _, _, done in world.entries[first:]:
+                sent = [c for c in done if isinstance(c, commands.Generate)]
+                halves = {c.slot for c in sent} | {c.prefill_slot for c in sent if c.prefill_slot is not None}
+                assert {rows(world)[slot].condition for slot in halves} <= {"serving"}
+    assert changed
+    summary = assert_clean(world)
+    assert summary["tokens_lost"] == 0
 
 
 def test_a_path_stays_while_workers_switch() -> None:
