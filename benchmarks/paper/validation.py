@@ -35,7 +35,7 @@ LIMIT_S = 400.0  # of one live run
 WARM_UP = 1
 """Steps that are not compared: workers come up, and their first passes are slow."""
 FIT_SEED = 0
-COMMON = ("rollout.start=strict", "elastic.borrow=never", "elastic.inter=false", "elastic.trace=")
+COMMON = ("rollout.start=strict", "elastic.borrow=never", "elastic.inter=false", 'elastic.trace=""')
 
 
 class Kind(NamedTuple):
@@ -57,7 +57,6 @@ KINDS = {
         (
             "run.num_steps=6",
             "data.batch_size=64",
-            "emulated.launcher=task",
             "emulated.decode_fixed_seconds=0.012",
             "emulated.decode_seconds_per_seq=0.001",
             "emulated.prefill_seconds_per_token=1e-4",
@@ -158,7 +157,7 @@ def simulated(run_dir: Path, fitted: Path) -> list[float]:
         run_dir / "config.toml",
         "config",
         0,
-        overrides=("elastic.trace=",),
+        overrides=('elastic.trace=""',),
         hardware_name=str(fitted),
         workload=str(run_dir),
         trace=(),
