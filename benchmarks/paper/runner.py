@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from pearl.runtime.lifeline import watch_parent
 from pearl.sim import policies
 from pearl.sim.garbage import collected_rarely
 from pearl.sim.job import Job, Result, build, make_job, result_of
@@ -161,7 +162,7 @@ def _performed(
 
     context = multiprocessing.get_context("spawn")
     waiting = list(reversed(missing))
-    with ProcessPoolExecutor(max(1, processes), mp_context=context) as pool:
+    with ProcessPoolExecutor(max(1, processes), mp_context=context, initializer=watch_parent) as pool:
         running: dict[Future[Outcome], Run] = {}
         while waiting or running:
             while waiting and len(running) <= processes and time.monotonic() < deadline_s:

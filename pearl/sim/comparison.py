@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from pearl.runtime.lifeline import watch_parent
 from pearl.sim.job import Job, Result, run
 
 T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
@@ -25,7 +26,7 @@ def run_all(
     if wanted <= 1:
         return [_told(run(job), index, on_done) for index, job in enumerate(jobs)]
     context = multiprocessing.get_context("spawn")  # a fork would copy the parent's threads' locks
-    with ProcessPoolExecutor(wanted, mp_context=context) as pool:
+    with ProcessPoolExecutor(wanted, mp_context=context, initializer=watch_parent) as pool:
         futures = {pool.submit(run, job): index for index, job in enumerate(jobs)}
         for future in as_completed(futures):
             future.result()
