@@ -21,11 +21,19 @@ GPUS = (4, 8, 12, 16)
 PARTS = ("a", "a+b", "a+b+c")
 SPREAD = "roll, cache-aware"
 FORCED = "a, forced 1P1D"
+FORCED_96 = "a, forced 1P1D, batch 96"
+FORCED_SEEDS = range(6)
+"""Of first batches with 4 GPUs: a split is decided before anything is measured, for memory would forbid it later."""
+
+
+def first_batch(model: str, kind: str, policy: str, seed: int) -> Run:
+    settings = ["elastic.pd=1P1D"] if policy == "a" else []
+    if kind == FORCED_96:
+        settings.append("data.batch_size=96")
+    return fixed(policy, 2, 1, *settings, model=model, seed=seed)
 
 
 def run_of(model: str, gpus: int, kind: str, seed: int, scale: Scale) -> Run:
-    if kind == FORCED:  # decided before anything is measured: memory would forbid it later
-        return fixed("a", gpus // 2, 1, "elastic.pd=1P1D", model=model, seed=seed)
     extra = ("rollout.router=cache-aware",) if kind == SPREAD else ()
     policy = "roll" if kind == SPREAD else kind
     return fixed(policy, gpus // 2, scale.steps, *extra, model=model, seed=seed)
@@ -37,26 +45,36 @@ def plan(scale: Scale) -> list[Run]:
         for seed in scale.seeds
         for model in MODELS
         for gpus in GPUS
-        for kind in ("roll", SPREAD, *PARTS, *([FORCED] if gpus == 4 else []))
+        for kind in ("roll", SPREAD, *PARTS)
+    ] + [
+        first_batch(model, kind, policy, seed)
+        for model in MODELS
+        for kind in (FORCED, FORCED_96)
+        for policy in ("a", "roll")
+        for seed in FORCED_SEEDS
     ]
 
 
 def gain(runs: Runs, scale: Scale, model: str, gpus: int, kind: str) -> Estimate | None:
     """Over ROLL, percent."""
-    pairs = runs.pairs(
-        (run_of(model, gpus, kind, s, scale), run_of(model, gpus, "roll", s, scale)) for s in scale.seeds
-    )
-    if kind == FORCED:
-        first = [b.result.per_step[0].seconds / a.result.per_step[0].seconds for a, b in pairs]
-        found = estimate(first)
+    if kind in (FORCED, FORCED_96):
+        firsts = runs.pairs(
+            (first_batch(model, kind, "a", s), first_batch(model, kind, "roll", s)) for s in FORCED_SEEDS
+        )
+        found = estimate([b.first_rollout_seconds / a.first_rollout_seconds for a, b in firsts])
     else:
-        found = step_ratio(pairs)
+        found = step_ratio(
+            runs.pairs(
+                (run_of(model, gpus, kind, s, scale), run_of(model, gpus, "roll", s, scale))
+                for s in scale.seeds
+            )
+        )
     return found and found.percent()
 
 
 def _paper(model: str, gpus: int, kind: str) -> str:
     part = "a" if kind == FORCED else kind
-    if kind == SPREAD or (gpus == 4 and kind == "a"):
+    if kind in (SPREAD, FORCED_96) or (gpus == 4 and kind == "a"):
         return "-"
     said = published.ABLATION[model, 4][part] if gpus == 4 else published.ABLATION_8_TO_16[model][part]
     return f"{said.text} %"
@@ -76,7 +94,7 @@ def evaluate(runs: Runs, scale: Scale) -> Figure:
             Chart(title=f"{title}, over ROLL", kind="bars", labels=labels, series=series, y_title="%")
         )
         for gpus in GPUS:
-            for kind in (SPREAD, *([FORCED] if gpus == 4 else []), *PARTS):
+            for kind in (SPREAD, *([FORCED, FORCED_96] if gpus == 4 else []), *PARTS):
                 found_gain = shown(gain(runs, scale, model, gpus, kind))
                 rows.append([title, str(gpus), kind, f"{found_gain} %", _paper(model, gpus, kind)])
     return Figure(

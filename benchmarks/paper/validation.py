@@ -85,7 +85,7 @@ KINDS = {
         (
             ("rollout.num_workers=2", "run.seed=1"),
             ("rollout.num_workers=2", "run.seed=2", "data.batch_size=128"),
-            ("rollout.num_workers=1", "run.seed=3", "data.batch_size=96"),
+            ("rollout.num_workers=2", "run.seed=3", "data.batch_size=96"),
         ),
         0.20,
         pins=True,
