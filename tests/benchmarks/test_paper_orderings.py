@@ -34,10 +34,20 @@ def test_elastic_policies_are_in_the_paper_s_order() -> None:
 
 
 @pytest.mark.timeout(120)
-def test_with_four_gpus_a_forced_split_loses_and_borrowing_wins_most() -> None:
-    split = last_step_s(with_pool("a", 2, 1, "elastic.pd=1P1D"))
-    colocated = last_step_s(with_pool("roll", 2, 1))
-    assert split > colocated
+def test_with_four_gpus_a_forced_split_loses_where_one_worker_cannot_keep_the_prefixes() -> None:
+    settings = ("data.batch_size=96",)
+    seconds = {
+        policy: sum(
+            perform(fixed(policy, 2, 1, *settings, *pd, seed=seed).job()).first_rollout_seconds
+            for seed in range(2)
+        )
+        for policy, pd in (("a", ("elastic.pd=1P1D",)), ("roll", ()))
+    }
+    assert seconds["a"] > 1.05 * seconds["roll"]
+
+
+@pytest.mark.timeout(120)
+def test_borrowing_wins_most_with_four_gpus() -> None:
     gains = {
         workers: last_step_s(with_pool("roll", workers, 2)) / last_step_s(with_pool("a+b", workers, 2))
         for workers in (2, 8)
