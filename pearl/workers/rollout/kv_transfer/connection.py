@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Self
 
 import numpy as np
+import xxhash
 
 from pearl.workers.rollout.kv_transfer.errors import KvTransferError
 from pearl.workers.rollout.kv_transfer.frames import LENGTH, MAX_FRAME_BYTES, AnyFrame, decode, encode
@@ -55,10 +56,12 @@ class Connection:
         except ValueError as error:
             raise KvTransferError(f"not a frame: {error}") from error
 
-    async def fill(self, block: Block, limit_s: float) -> None:
-        """Read as many bytes as fit into the block."""
+    async def fill(self, block: Block, limit_s: float) -> bytes:
+        """Read as many bytes as fit into the block; their xxh3-128, taken of each piece while caches still hold it."""
+        digest = xxhash.xxh3_128()
         async with _limited(limit_s, f"receiving {block.nbytes} bytes"):
-            await self._fill(block.data)
+            await self._fill(block.data, digest.update)
+        return digest.digest()
 
     async def farewell(self, frame: AnyFrame | None, limit_s: float) -> None:
         """Last words, if they can still be said; then until the peer has closed, so that they are not lost."""
@@ -80,12 +83,14 @@ class Connection:
         await self._fill(memoryview(data))
         return data
 
-    async def _fill(self, view: memoryview) -> None:
+    async def _fill(self, view: memoryview, seen: Callable[[memoryview], None] | None = None) -> None:
         position = 0
         while position < len(view):
             count = await self._loop.sock_recv_into(self._socket, view[position:])
             if count == 0:
                 raise KvTransferError("the peer closed the connection")
+            if seen is not None:
+                seen(view[position : position + count])
             position += count
 
 

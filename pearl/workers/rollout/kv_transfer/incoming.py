@@ -6,8 +6,6 @@ Nothing is written to a page before its bytes are verified and the engine itself
 import asyncio
 from collections import deque
 
-import xxhash
-
 from pearl.workers.rollout.kv_transfer.budget import Budgets, ByteBudget, SpareBlocks
 from pearl.workers.rollout.kv_transfer.connection import Connection
 from pearl.workers.rollout.kv_transfer.conversation import Movement, answer_of, converse
@@ -139,8 +137,7 @@ class Incoming:
         await budget.acquire(chunk.num_bytes)
         self._held += chunk.num_bytes
         block = self._spare.take(chunk.num_bytes)
-        await connection.fill(block, self._limits.chunk_s)
-        if xxhash.xxh3_128_digest(block.data) != chunk.digest:
+        if await connection.fill(block, self._limits.chunk_s) != chunk.digest:
             raise KvTransferError(f"{chunk.count} tokens from {chunk.start} arrived corrupt, by their digest")
         self._next = chunk.start + chunk.count
         self._blocks.put_nowait((chunk, block))
