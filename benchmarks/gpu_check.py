@@ -9,7 +9,7 @@ Each part runs in a process of its own with a limit; what could not run is said,
     OMP_NUM_THREADS=1 python benchmarks/gpu_check.py [--mib 2048] [--rounds 3] [--python SGLANG_PYTHON] [--part P]
 
 Needs torch with CUDA, pip install 'pearl[cuda]', and for SGLang pip install 'pearl[sglang]' (in any environment, named
-by --python). Exit code 1 when a part ran and was wrong.
+by --python). Exit code 0: all that could run was right; 1: a part ran and was wrong; 3: nothing could run.
 """
 
 import argparse
@@ -278,7 +278,7 @@ def link_end(rank: int, count: int, directory: str) -> None:
 
 PARTS: dict[str, Callable[[Config, int], None]] = {"trainer": trainer, "sglang": sglang, "links": links}
 CANNOT = 3
-"""Exit code of a part that this host cannot run."""
+"""Exit code of a part that this host cannot run, and of the whole when it can run none."""
 
 
 def run_part(name: str, config: Config, rounds: int) -> int:
@@ -316,8 +316,11 @@ def main() -> int:
             wrong.append(name)
     missing = [name for name in PARTS if name not in ran]
     print(f"ran: {', '.join(ran) or 'nothing'}; could not run: {', '.join(missing) or 'nothing'}")
-    print("FAIL: " + ", ".join(wrong) if wrong else "PASS, of what could run")
-    return 1 if wrong else 0
+    if wrong:
+        print("FAIL: " + ", ".join(wrong))
+        return 1
+    print("PASS, of what could run" if ran else "NOTHING SHOWN: this host can run no part")
+    return 0 if ran else CANNOT
 
 
 if __name__ == "__main__":

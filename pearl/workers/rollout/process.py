@@ -31,7 +31,7 @@ async def serve_engine(
     kv_address: str = "",
 ) -> str:
     """Returns why it ended; raises what made the engine fail to start. ``kv_address`` is where it takes KV, open
-    already."""
+    already. The coordinator hears of the worker when its engine has started: what it is told then it can do."""
     service = RolloutService(config, f"rollout.{options.slot}.{options.incarnation}", engine, receiver)
     hello = Hello(
         "rollout",
@@ -55,11 +55,10 @@ async def serve_engine(
         max_frame_bytes=runtime.max_frame_bytes,
     )
     service.connect(peer)
+    await service.start()
     async with asyncio.TaskGroup() as group:
-        starting = group.create_task(service.start(), name="start")
         sending = group.create_task(service.send_frames(peer), name="frames")
         reason = await peer.run()
-        starting.cancel()
         sending.cancel()
     return reason
 

@@ -58,7 +58,6 @@ class RolloutService:
         self._weights = WeightLoader(engine, receiver, config.weights.transport)
         self._changes = Changes()
         self._is_released = False  # takes no requests: released, or on the way there or back
-        self._started = asyncio.Event()
         self._num_changes = 0
 
     def connect(self, peer: Peer) -> None:
@@ -68,7 +67,6 @@ class RolloutService:
     async def start(self) -> None:
         await self._engine.start()
         self._num_changes += 1
-        self._started.set()
         log.info("%s: engine %s started", self._name, self._engine.name)
 
     async def send_frames(self, peer: Peer) -> None:
@@ -77,7 +75,6 @@ class RolloutService:
         await self._requests.send_frames()
 
     async def handle(self, message: Message) -> msgspec.Struct | None:
-        await self._started.wait()
         match message:
             case Generate():
                 await self._generate(message)
@@ -99,9 +96,8 @@ class RolloutService:
 
     def heartbeat(self) -> Heartbeat:
         current = self._changes.current
-        busy = current or ("" if self._started.is_set() else "starting")
         progress = self._requests.num_deltas + self._num_changes
-        return Heartbeat(progress, busy, self._requests.num_live + (current is not None))
+        return Heartbeat(progress, current or "", self._requests.num_live + (current is not None))
 
     async def _generate(self, message: Generate) -> None:
         if self._is_released or self._changes.current is not None:

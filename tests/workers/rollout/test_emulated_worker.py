@@ -26,7 +26,7 @@ from pearl.state.messages.rollout import (
 )
 from pearl.state.weights import SnapshotSource, Version
 from pearl.workers.emulated_model import snapshot_of
-from pearl.workers.rollout.emulated.engine import NOMINAL_WEIGHT_BYTES
+from pearl.workers.rollout.emulated.engine import NOMINAL_WEIGHT_BYTES, EmulatedEngine
 from pearl.workers.rollout.emulated.worker import serve
 from pearl.workers.rollout.process import parse
 
@@ -37,7 +37,7 @@ CONFIG = Config(
     emulated=EmulatedConfig(
         decode_fixed_seconds=2e-4,
         decode_seconds_per_seq=1e-5,
-        start_seconds=0.0,
+        start_seconds=0.1,
         update_seconds=0.01,
         activation_seconds=0.01,
         release_seconds=0.01,
@@ -103,7 +103,16 @@ async def converse(coordinator: Coordinator) -> None:
     assert (coordinator.finish[1], coordinator.finish[4]) == ("stop", "stop")
 
 
-async def test_an_emulated_worker_speaks_as_a_real_one() -> None:
+async def test_an_emulated_worker_speaks_as_a_real_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is heard of when its engine has started: whoever is asked for its memory before that cannot give it."""
+    has_joined: list[bool] = []  # when the engine had started
+    start = EmulatedEngine.start
+
+    async def start_and_tell(engine: EmulatedEngine) -> None:
+        await start(engine)
+        has_joined.append(coordinator.joined.is_set())
+
+    monkeypatch.setattr(EmulatedEngine, "start", start_and_tell)
     hub = Hub(
         "tcp://127.0.0.1:0",
         run_id="emulated-worker-test",
@@ -121,6 +130,7 @@ async def test_an_emulated_worker_speaks_as_a_real_one() -> None:
         worker = group.create_task(serve(options, CONFIG, None))
         async with asyncio.timeout(LIMIT_S):
             await coordinator.joined.wait()
+        assert has_joined == [False]
         await converse(coordinator)
         hub.tell(PEER, Shutdown("the test is over"))
         async with asyncio.timeout(LIMIT_S):

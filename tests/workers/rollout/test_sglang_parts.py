@@ -17,7 +17,7 @@ from pearl.state.splitmix import splitmix64
 from pearl.state.trajectory import VersionRun
 from pearl.state.weights import BucketSpec, Version
 from pearl.workers.rollout.refusals import misfit
-from pearl.workers.rollout.sglang.attempt import Attempt, MalformedError, finish_of, read_event
+from pearl.workers.rollout.sglang.attempt import Attempt, MalformedError, Piece, finish_of, read_event
 from pearl.workers.rollout.sglang.client import complaint
 from pearl.workers.rollout.sglang.http_parser import AnswerParser, EventSplitter, HttpError
 from pearl.workers.rollout.sglang.model_files import Model, write_model
@@ -129,17 +129,26 @@ def test_an_attempt_that_was_taken_out_goes_on_with_what_it_has() -> None:
     assert subject.take(subject.read(event([7], 1))) == [VersionRun(NEW, 1, NEW)]
 
 
-def test_how_it_ended() -> None:
-    def piece(kind: str | None, message: str = "") -> Any:
-        said = event([], 0, finish=kind)
-        if kind is not None:
-            said["meta_info"]["finish_reason"]["message"] = message
-        return read_event(said, 0)
+def piece(kind: str | None, message: str = "") -> Piece:
+    said = event([], 0, finish=kind)
+    if kind is not None:
+        said["meta_info"]["finish_reason"]["message"] = message
+    return read_event(said, 0)
 
+
+def test_how_it_ended() -> None:
     assert finish_of(piece(None), is_aborted=False) is None
     assert finish_of(piece("length"), is_aborted=True) == "length"
     assert finish_of(piece("abort", "Aborted"), is_aborted=True) == "abort"
     assert finish_of(piece("abort", "out of memory"), is_aborted=False) == "error"
+
+
+def test_kv_that_did_not_come_is_no_error_of_the_worker_that_waited_for_it() -> None:
+    subject = attempt()
+    late = piece("abort", "timed out after 10 s in KVPoll.WaitingForInput")
+    assert subject.finish(late) == "error"
+    subject.half = "decode"
+    assert subject.finish(late) == "abort"
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])

@@ -103,6 +103,12 @@ class Attempt:
         self.generated += piece.ids
         return runs
 
+    def finish(self, piece: Piece) -> FinishReason | None:
+        """A failure of a half may be the other's, or the way's between them, which another pair does not share: it is
+        no error of this worker."""
+        found = finish_of(piece, self.is_aborted or self.is_held)
+        return "abort" if found == "error" and self.half is not None else found
+
     def read(self, event: Any) -> Piece:
         """Raises MalformedError."""
         return read_event(event, self.num_known, 0 if self.was_prefilled else 1)

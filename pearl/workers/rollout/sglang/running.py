@@ -16,7 +16,7 @@ from pearl.state.trajectory import FinishReason
 from pearl.state.weights import Version
 from pearl.workers.rollout.attempts import UsedIds, known_attempt
 from pearl.workers.rollout.protocol import Delta, Emit, GenerateRequest
-from pearl.workers.rollout.sglang.attempt import Attempt, MalformedError, Piece, finish_of
+from pearl.workers.rollout.sglang.attempt import Attempt, MalformedError, Piece
 from pearl.workers.rollout.sglang.client import ServerError
 from pearl.workers.rollout.sglang.control import Control
 from pearl.workers.rollout.sglang.passes import PassMeter
@@ -209,7 +209,7 @@ class Running:
             self._count(attempt, piece)
             if is_first and attempt.half == "decode":
                 self.on_landed(attempt)
-        finish = finish_of(piece, attempt.is_aborted or attempt.is_held)
+        finish = attempt.finish(piece)
         if finish is not None:
             self._leave(attempt)
         if finish == "abort" and attempt.is_held and not attempt.is_aborted and attempt.num_left > 0:
@@ -218,13 +218,14 @@ class Running:
         elif finish is not None:
             self._forget(attempt, piece.message or finish)
         if piece.ids or finish is not None:
-            error = piece.message if finish == "error" else ""
+            was_asked = attempt.is_aborted or finish not in ("abort", "error")
+            error = "" if was_asked else piece.message
             prefilled = 0 if attempt.half == "decode" else piece.prefilled_tokens
             attempt.emit(Delta(attempt.number, piece.ids, piece.logprobs, runs, prefilled, finish, error))
 
     def _take_prefilled(self, attempt: Attempt, piece: Piece) -> None:
         """SGLang ends a prefill half with its first token, which the decode half tells, once the KV is over."""
-        finish = finish_of(piece, attempt.is_aborted)
+        finish = attempt.finish(piece)
         if finish is None:
             return
         self._leave(attempt)

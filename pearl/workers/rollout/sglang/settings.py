@@ -21,9 +21,11 @@ MEMORY_FRACTION_CPU = 0.6
 """SGLang subtracts what other processes hold; with less it finds no room for the KV it was asked for."""
 CONTEXT_MARGIN = 16
 """Tokens of room beside the longest trajectory: SGLang refuses a request that would just fit."""
-HALF_LIMIT_S = 4
-"""Within which the halves of a pair must have found each other: SGLang holds an old address of a peer that has
-switched its role until then, and drops it with the request."""
+HALF_LIMIT_S = 10
+"""Within which the halves of a pair must have found each other and the KV must be over, on a busy host too. SGLang
+holds an old address of a peer that has switched its role until then, and drops it with the request."""
+HELD_KV_LIMIT_S = 4
+"""For which SGLang holds KV of a transfer that failed; it is not idle until then."""
 
 _TORCHRUN = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+")
 """Of the worker's own group: SGLang would look for its ranks and its store there, and wait."""
@@ -140,10 +142,11 @@ def environment(settings: SglangSettings, host: str, files: str, base: Mapping[s
         "HOST_IP": host,
         "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": str(HALF_LIMIT_S),
         "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": str(HALF_LIMIT_S),
-        "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT": str(HALF_LIMIT_S),
+        "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT": str(HELD_KV_LIMIT_S),
     }
     if not settings.uses_gpu:
         found["SGLANG_USE_CPU_ENGINE"] = "1"
+        found.setdefault("SGLANG_EXTERNAL_MODEL_PACKAGE", "pearl_models")
         if settings.num_gpus > 1:
             found["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(settings.num_gpus)))
     return found

@@ -4,7 +4,9 @@ It does nothing where torch finds a GPU; a worker does not even put it on SGLang
 """
 
 import ctypes
+import gc
 import mmap
+import multiprocessing
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -58,6 +60,7 @@ def activate() -> None:
         return
     torch.cuda.Event = NoEvent  # type: ignore[assignment, misc]
     torch.cuda.current_stream = lambda device=None: None  # type: ignore[assignment, misc, return-value]
+    _fork()
     _relabel_nixl()
     _install_saver()
     try:
@@ -66,6 +69,18 @@ def activate() -> None:
         return
     # It would stage page indices through pinned memory and a CUDA event.
     MooncakeKVSender.supports_host_tensor_indices = False
+
+
+def _fork() -> None:
+    """SGLang spawns its processes, for CUDA's sake, and each then imports everything again. Forked ones have it all,
+    and share its memory. SGLang says how it starts processes right before it does; there are no threads yet."""
+    set_start_method = multiprocessing.set_start_method
+
+    def choose(method: str, force: bool = False) -> None:
+        set_start_method("fork", force)
+        gc.freeze()  # else the first collection of a child copies what it shares
+
+    multiprocessing.set_start_method = choose
 
 
 def _relabel_nixl() -> None:
