@@ -1,9 +1,10 @@
 """Real jobs with SGLang engines, and what is left of them when they are over."""
 
 import json
+import os
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from live_run import LiveRun, ended
 
 CONFIG = "launch/configs/sglang-cpu.toml"
 GONE_S = 15.0
+LISTENS = "0A"
+"""State in /proc/net/tcp."""
 LIMIT_S = 400.0
 """Of whatever needs a server or two to start, on two busy cores."""
 
@@ -62,32 +65,46 @@ def resident_bytes(processes: list[psutil.Process]) -> int:
 
 @dataclass
 class Belongings:
-    """What processes hold that others could find after their end."""
+    """What processes hold that could be there after their end."""
 
     processes: list[psutil.Process]
-    ports: set[int]
+    sockets: set[str]
+    """Those that listen, by their number in the kernel: a port may be another's a moment later."""
     shared_memory: set[str]
 
     @classmethod
     def of(cls, processes: list[psutil.Process]) -> "Belongings":
-        ports, files = set(), set()
+        sockets, files = set(), set()
         for process in processes:
-            with suppress(psutil.Error):
-                ports |= listening(process.net_connections("tcp"))
+            with suppress(psutil.Error, OSError):
+                sockets |= sockets_of(process.pid)
                 files |= sglang_support.shared_memory(process.pid)
-        return cls(processes, ports, files)
+        return cls(processes, sockets & listening_sockets(), files)
 
     def assert_gone(self, limit_s: float = GONE_S) -> None:
         deadline = time.monotonic() + limit_s
         while left := [p for p in self.processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]:
             assert time.monotonic() < deadline, left
             time.sleep(0.05)
-        assert not self.ports & listening(psutil.net_connections("tcp"))
+        assert not self.sockets & listening_sockets()
         assert sglang_support.existing(self.shared_memory) == []
 
 
-def listening(connections: Iterable[Any]) -> set[int]:
-    return {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN}
+def sockets_of(pid: int) -> set[str]:
+    found = set()
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            name = os.readlink(path)
+            if name.startswith("socket:["):
+                found.add(name[len("socket:[") : -1])
+    return found
+
+
+def listening_sockets() -> set[str]:
+    """Of TCP, all on this host."""
+    texts = [Path(f"/proc/net/{name}").read_text() for name in ("tcp", "tcp6")]
+    rows = [line.split() for text in texts for line in text.splitlines()]
+    return {row[9] for row in rows if row[3] == LISTENS}
 
 
 def everything(run: LiveRun) -> Belongings:
