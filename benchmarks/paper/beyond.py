@@ -19,14 +19,15 @@ SEGMENTS = (1, 2, 3)
 STICKY = "rollout.router=sticky"
 SPREAD = "rollout.router=cache-aware"
 EARLY = "rollout.start=early"
-NETWORK = "elastic.makespan=network"
+NETWORK = ("elastic.makespan=network", "elastic.ratio_threshold=0.02", "elastic.mode_threshold=0.03")
+"""As in pearl+: a better model needs less hysteresis."""
 BASE = "pearl"
 PLUS = "+ early start and network model (preset pearl+)"
 RIVAL = "RLBoost+, cache-aware, early start"
 VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     BASE: ("pearl", ()),
     "routed as ROLL, a trajectory on one worker": ("pearl", (STICKY,)),
-    "+ network model": ("pearl", (NETWORK,)),
+    "+ network model": ("pearl", NETWORK),
     "+ early start": ("pearl", (EARLY,)),
     PLUS: ("pearl+", ()),
     "+ early start, without roles": ("colocated+", (EARLY,)),

@@ -9,6 +9,7 @@ survival fluid.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from pearl.elastic.fluid import survival_fluid
@@ -21,6 +22,8 @@ FIRST_SHARE = 0.1
 MEAN_SHARE = (1.0 + FIRST_SHARE) / 2
 STAGES = 6
 """At least so many stretches of the slowest class's life in which contexts and load are taken as constant."""
+FLOW_ROUNDS = 4
+"""Of lifetimes, and of how many of each class there are at a time for them."""
 MAX_ITERATIONS = 40
 PRECISION = 1e-3
 FULL = 0.97
@@ -71,17 +74,20 @@ class Member:
         return (1.0 - self.done) * self.of.turns * self.seconds
 
 
+@lru_cache(maxsize=2048)  # within a step the same allocations are asked about for gates, roles and reports
 def closed_network(profile: Profile, allocation: Allocation) -> Prediction:
     """The makespan of an allocation; its terms are those of the slowest class and add up in both modes."""
     if not profile.workload.classes:
         return survival_fluid(profile, allocation)
     platform, pools = profile.platform, _pools(profile.platform, allocation)
     live = [_member(of, profile, pools) for of in profile.workload.classes]
+    if profile.workload.in_flight:
+        return _flowing(profile, live, pools)
     prefill = decode = transfer = overhead = env = 0.0
     while live:
-        _grow(live, platform, pools)
-        _settle(live, platform, pools)
         slowest = live[-1]
+        _grow(live, platform, pools, slowest.of.turns * slowest.seconds / STAGES / 2)
+        _settle(live, platform, pools)
         passed_s = min(min(m.left_seconds for m in live), slowest.of.turns * slowest.seconds / STAGES)
         made = passed_s / slowest.seconds
         prefill += made * slowest.prefill
@@ -94,6 +100,33 @@ def closed_network(profile: Profile, allocation: Allocation) -> Prediction:
         live = [member for member in live if member.done < 1.0 - 1e-9]
     terms = Terms(prefill, decode, transfer, overhead, env)
     return Prediction(prefill + decode + transfer + overhead + env, terms)
+
+
+def _flowing(profile: Profile, live: Sequence[Member], pools: Pools) -> Prediction:
+    """Seconds of a step where trajectories of the next batch begin as slots become free: by Little's law what a
+    trajectory lives on average, while the load stays what it is; but a batch is over only with its slowest, and no more
+    than two of them are in flight."""
+    load = profile.workload
+    for member in live:
+        member.done = 0.5
+    for _ in range(FLOW_ROUNDS):
+        lives = [member.of.share * member.of.turns * member.seconds for member in live]
+        for member, seconds in zip(live, lives, strict=True):
+            member.count = load.in_flight * seconds / sum(lives)
+        _grow(live, profile.platform, pools, 0.0)
+        _settle(live, profile.platform, pools)
+    shares = sum(member.of.share for member in live)
+    mean_s = sum(member.of.share * member.of.turns * member.seconds for member in live) / shares
+    step_s = max(mean_s * load.batch_size / load.in_flight, live[-1].of.turns * live[-1].seconds / 2)
+    part = step_s / live[-1].seconds
+    terms = Terms(
+        part * live[-1].prefill,
+        part * live[-1].decode,
+        part * live[-1].tokens * pools.transfer_seconds,
+        overhead=part * pools.fixed_seconds,
+        env=part * live[-1].of.env_seconds,
+    )
+    return Prediction(step_s, terms)
 
 
 def _pools(platform: Platform, allocation: Allocation) -> Pools:
@@ -121,14 +154,13 @@ def _member(of: TrajectoryClass, profile: Profile, pools: Pools) -> Member:
     )
 
 
-def _grow(live: Sequence[Member], platform: Platform, pools: Pools) -> None:
-    """Contexts in the middle of the stretch that begins, and what follows from them."""
+def _grow(live: Sequence[Member], platform: Platform, pools: Pools, ahead_s: float) -> None:
+    """Contexts a little ahead, in the middle of the stretch that begins, and what follows from them."""
     held = 0.0
-    half_s = live[-1].of.turns * live[-1].seconds / STAGES / 2
     for member in live:
         of = member.of
         part = FIRST_SHARE + (1.0 - FIRST_SHARE) * min(
-            1.0, member.done + half_s / (of.turns * member.seconds)
+            1.0, member.done + ahead_s / (of.turns * member.seconds)
         )
         member.context = of.context_tokens * part
         held += member.count * member.context

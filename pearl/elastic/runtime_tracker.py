@@ -11,6 +11,7 @@ import msgspec
 
 from pearl.elastic.iteration_fit import NOTHING, IterationFit, add, fade, fit
 from pearl.elastic.makespan import Model, closed_form
+from pearl.elastic.network import closed_network
 from pearl.elastic.trajectory_classes import averaged, classify
 from pearl.state.config import Config
 from pearl.state.plan import Allocation, Role
@@ -128,13 +129,16 @@ class RuntimeTracker:
         smoothing: float,
         priors: PlatformPriors,
         model: Model = closed_form,
+        in_flight: int = 0,
     ) -> None:
-        """``smoothing``: weight of the newest step. ``model``: that decides, for T_over is what it leaves."""
+        """``smoothing``: weight of the newest step. ``model``: that decides, for T_over is what it leaves.
+        ``in_flight``: trajectories at all times where batches overlap; 0 = they do not."""
         self._state = state
         self._batch_size = batch_size
         self._smoothing = smoothing
         self._priors = priors
         self._model = model
+        self._in_flight = in_flight
 
     @property
     def refusal(self) -> str:
@@ -176,7 +180,8 @@ class RuntimeTracker:
         if is_usual or not self._state.classes:
             self._state.classes = averaged(self._state.classes, classes, self._weight)
         self._refit()
-        if is_usual:
+        if is_usual and not (self._in_flight and self._model is closed_network):
+            # What a step of overlapping batches takes is no trajectory's life, which is all that is measured here.
             measured_s = newest.slowest_seconds if makespan_s is None else makespan_s
             self._fit_overhead(classes, measured_s, served)
 
@@ -303,7 +308,7 @@ class RuntimeTracker:
             return None
         priors = self._priors
         return Profile(
-            _workload(averages, classes, self._batch_size),
+            _workload(averages, classes, self._batch_size, self._in_flight),
             Platform(
                 prefill_seconds_per_token=per_token,
                 decode_fixed_seconds=fixed,
@@ -347,7 +352,9 @@ def bubble_ratio(decoding_ratio: float) -> float:
     return max(0.0, (1.0 - decoding_ratio) / decoding_ratio)
 
 
-def _workload(averages: Averages, classes: tuple[TrajectoryClass, ...], batch_size: int) -> Workload:
+def _workload(
+    averages: Averages, classes: tuple[TrajectoryClass, ...], batch_size: int, in_flight: int
+) -> Workload:
     return Workload(
         batch_size=float(batch_size),
         num_turns=averages.num_turns,
@@ -357,6 +364,7 @@ def _workload(averages: Averages, classes: tuple[TrajectoryClass, ...], batch_si
         env_seconds=averages.env_seconds,
         mean_turns=averages.mean_turns,
         classes=classes,
+        in_flight=float(in_flight),
     )
 
 

@@ -76,6 +76,7 @@ class ElasticScheduler:
             elastic.smoothing,
             platform_priors(config),
             MODELS[elastic.makespan],
+            _in_flight(config),
         )
         self._record = ServiceRecord(state.record, elastic.smoothing)
         self._lending_gate = LendingGate(state.gate, elastic)
@@ -374,6 +375,13 @@ class ElasticScheduler:
                 assert gpu.present, gpu
             else:
                 assert gpu.holder is None or gpu.zone == "training", gpu
+
+
+def _in_flight(config: Config) -> int:
+    """Trajectories at all times, where the next batch begins before the last one ends; else 0."""
+    if config.rollout.start == "strict" or config.rollout.staleness_bound == 0:
+        return 0
+    return config.rollout.max_in_flight or config.data.batch_size
 
 
 def _waits_for_attempts(row: WorkerRow) -> bool:

@@ -30,6 +30,7 @@ def _policy(
     start: str = "strict",
     makespan: str = "closed-form",
     pool_of_trace: bool = False,
+    more: tuple[str, ...] = (),
 ) -> Policy:
     overrides = (
         f"elastic.inter={str(inter).lower()}",
@@ -38,6 +39,7 @@ def _policy(
         f"elastic.makespan={makespan}",
         f"rollout.router={router}",
         f"rollout.start={start}",
+        *more,
     )
     return Policy(overrides, about, pool_of_trace)
 
@@ -51,12 +53,13 @@ POLICIES: dict[str, Policy] = {
         pd="adaptive",
     ),
     "pearl+": _policy(
-        "pearl, with early start and the network model of the makespan",
+        "pearl, with early start, and roles by the network model of the makespan",
         inter=True,
         borrow="gated",
         pd="adaptive",
         start="early",
         makespan="network",
+        more=("elastic.ratio_threshold=0.02", "elastic.mode_threshold=0.03"),  # its errors are that small
     ),
     "colocated+": _policy("pearl without roles: what PD has to beat", inter=True, borrow="gated"),
     "roll": _policy("reserved GPUs only, each trajectory on one worker", router="sticky"),

@@ -27,6 +27,9 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     env_seconds: float  # T_env of the batch: of the slowest trajectory, all its turns
     mean_turns: float = 0.0  # of all trajectories; 0 = not known
     classes: tuple[TrajectoryClass, ...] = ()  # the quickest first; () = not known
+    in_flight: float = (
+        0.0  # trajectories at all times, where a batch begins before the last one ends; 0 = it does not
+    )
 
 
 class Platform(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -85,6 +85,19 @@ def test_uneven_prefills_wait_longer_where_they_queue() -> None:
     assert seconds(uneven, "1P3D") > 1.03 * seconds(even, "1P3D")
 
 
+def test_overlapping_batches_take_what_a_trajectory_lives() -> None:
+    """Alone in flight, each after the other; and the slowest of two batches in flight is not waited for twice."""
+    alone = with_classes(ALIKE, batch_size=8.0)
+    flowing = msgspec.structs.replace(alone.workload, in_flight=1.0)
+    found = closed_network(Profile(flowing, alone.platform), Allocation(colocated=3))
+    assert found.seconds == pytest.approx(8 * 14.0, rel=0.02)
+    assert found.seconds == pytest.approx(sum(msgspec.structs.astuple(found.terms)))
+    uneven = with_classes(of(share=0.9, turns=1.0), of(share=0.1, turns=100.0), batch_size=10.0)
+    flowing = msgspec.structs.replace(uneven.workload, in_flight=10.0)
+    found = closed_network(Profile(flowing, uneven.platform), Allocation(colocated=3))
+    assert 140.0 / 2 < found.seconds < 85.0
+
+
 def test_contexts_make_iterations_longer() -> None:
     long = with_classes(of(context_tokens=1000.0), batch_size=20.0, decode_seconds_per_context_token=1e-5)
     assert seconds(long, "2P1D") > 1.05 * seconds(with_classes(ALIKE, batch_size=20.0), "2P1D")
