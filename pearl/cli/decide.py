@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pearl.config import ConfigError
-from pearl.elastic.decision_engine import MODELS, Candidate, Decision, decide
+from pearl.elastic.decision_engine import MODELS, Decision, decide
+from pearl.elastic.landscape import Candidate
 from pearl.elastic.profile_file import read_profile
 from pearl.state.config import ElasticConfig
 from pearl.state.plan import Allocation

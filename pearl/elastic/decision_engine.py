@@ -15,12 +15,15 @@ import msgspec
 
 from pearl.elastic.capacity import allocations, is_feasible
 from pearl.elastic.fluid import survival_fluid
-from pearl.elastic.makespan import Model, Terms, closed_form
+from pearl.elastic.landscape import NOTHING_LENT, Candidate, Landscape, Lending
+from pearl.elastic.makespan import Model, closed_form
 from pearl.elastic.network import closed_network
 from pearl.state.config import ElasticConfig
 from pearl.state.plan import Allocation
 from pearl.state.profile import Profile
 
+FEW = 8
+"""Allocations of which all are looked at."""
 MODELS: dict[str, Model] = {
     "closed-form": closed_form,
     "fluid": survival_fluid,
@@ -32,17 +35,10 @@ Switch = Literal["none", "first", "resize", "ratio", "mode"]
 workers change between prefill and decode; mode: between colocated and disaggregated."""
 
 
-class Candidate(msgspec.Struct, frozen=True):
-    allocation: Allocation
-    seconds: float  # over both, where training GPUs are lent for a part of the time
-    terms: Terms  # of the allocation alone
-    feasible: bool
-
-
 class Decision(msgspec.Struct, frozen=True):
     target: Allocation  # no workers at all when the budget is 0
     seconds: float | None  # predicted makespan of the target; None while there is no profile
-    candidates: tuple[Candidate, ...]  # of every allocation of the budget, feasible or not
+    candidates: tuple[Candidate, ...]  # that were looked at, feasible or not
     reason: str
     switch: Switch = "none"
     forced: bool = False  # the current allocation could not be kept
@@ -58,16 +54,6 @@ class SwitchCost(msgspec.Struct, frozen=True):
 FREE = SwitchCost()
 
 
-class Lending(msgspec.Struct, frozen=True):
-    """So many workers more, on training GPUs, are there for this share of the time."""
-
-    num_workers: int = 0
-    share: float = 0.0
-
-
-NOTHING_LENT = Lending()
-
-
 def decide(
     profile: Profile | None,
     num_workers: int,
@@ -77,6 +63,7 @@ def decide(
     *,
     base: Allocation | None = None,
     lending: Lending = NOTHING_LENT,
+    thorough: bool = True,
 ) -> Decision:
     """The allocation that ``num_workers`` should have.
 
@@ -87,6 +74,7 @@ def decide(
         cost: of a switch that nothing forces; a fixed policy does not ask.
         base: roles of workers among them that keep theirs; whole, or None.
         lending: of training GPUs, beside these workers.
+        thorough: look at every allocation, also where a few tell which is best.
 
     Raises:
         ValueError: for a policy (``config.pd``) that is neither "colocated", "adaptive" nor an allocation.
@@ -95,68 +83,55 @@ def decide(
     if num_workers <= 0:
         return Decision(Allocation(), None, (), "no workers: nothing to decide")
     possible = [a for a in allocations(num_workers) if base is None or _contains(a, base)]
-    candidates = () if profile is None else _candidates(profile, possible, MODELS[config.makespan], lending)
-    if policy == "colocated":
-        return _fixed(Allocation(colocated=num_workers), candidates, current, "the policy is colocated")
-    if policy != "adaptive":
-        target, reason = _nearest(Allocation.parse(policy), possible, candidates)
-        return _fixed(target, candidates, current, reason)
     if profile is None:
-        target = _unmeasured(possible, current)
-        return _fixed(target, candidates, current, f"{target} until there is a profile")
-    return _adapt(candidates, current, config, cost)
+        target, reason = _unmeasured_or_fixed(policy, possible, current)
+        return _fixed(target, None, current, reason)
+    scene = Landscape(profile, possible, MODELS[config.makespan], lending)
+    feasible = [a for a in possible if is_feasible(profile, a)]
+    _look(scene, possible, feasible, current, thorough=thorough or config.makespan == "closed-form")
+    if policy == "adaptive":
+        return _adapt(scene.found, current, config, cost)
+    target, reason = _nearest(policy, feasible or possible, num_workers)
+    return _fixed(target, scene, current, reason)
 
 
-def _candidates(
-    profile: Profile, possible: Sequence[Allocation], model: Model, lending: Lending
-) -> tuple[Candidate, ...]:
-    together = _together(profile, possible, model, lending)
-    found = []
+def _look(
+    scene: Landscape,
+    possible: Sequence[Allocation],
+    feasible: Sequence[Allocation],
+    current: Allocation | None,
+    *,
+    thorough: bool,
+) -> None:
+    """At all, or at what a choice needs: colocation, the best split, and the best of those that keep all roles."""
+    if thorough or len(possible) <= FEW:
+        scene.look_at_all()
+        return
+    splits = [a for a in feasible or possible if not a.is_colocated]
+    kept = [] if current is None else [a for a in splits if _keeps_roles(current, a)]
+    for some in (splits, kept):
+        scene.look_downhill(some)
     for allocation in possible:
-        prediction = model(profile, allocation)
-        seconds = prediction.seconds
-        if allocation in together:
-            seconds = 1.0 / ((1.0 - lending.share) / seconds + lending.share / together[allocation])
-        found.append(Candidate(allocation, seconds, prediction.terms, is_feasible(profile, allocation)))
-    return tuple(found)
-
-
-def _together(
-    profile: Profile, possible: Sequence[Allocation], model: Model, lending: Lending
-) -> dict[Allocation, float]:
-    """The makespan with the best roles for the lent workers beside each allocation; empty when none are lent."""
-    more = lending.num_workers
-    if not more or not lending.share:
-        return {}
-    total = possible[0].total + more
-    colocated, *splits = [model(profile, allocation).seconds for allocation in allocations(total)]
-    return {
-        a: colocated if a.is_colocated else min(splits[a.prefill - 1 : a.prefill + more]) for a in possible
-    }
+        if allocation.is_colocated:
+            scene.look_at(allocation)
 
 
 # fixed policies
 
 
-def _fixed(
-    target: Allocation, candidates: Sequence[Candidate], current: Allocation | None, reason: str
-) -> Decision:
-    seconds = next((c.seconds for c in candidates if c.allocation == target), None)
+def _fixed(target: Allocation, scene: Landscape | None, current: Allocation | None, reason: str) -> Decision:
+    seconds = None if scene is None else scene.look_at(target).seconds
+    candidates = () if scene is None else scene.found
     switch = switch_between(current, target)
-    return Decision(
-        target, seconds, tuple(candidates), reason, switch, forced=switch not in ("none", "first")
-    )
+    return Decision(target, seconds, candidates, reason, switch, forced=switch not in ("none", "first"))
 
 
-def _nearest(
-    wish: Allocation, possible: Sequence[Allocation], candidates: Sequence[Candidate]
-) -> tuple[Allocation, str]:
-    """The feasible allocation whose share of prefill workers is nearest to the wish's; without a profile all are."""
-    num_workers = possible[0].total
+def _nearest(policy: str, feasible: Sequence[Allocation], num_workers: int) -> tuple[Allocation, str]:
+    """The feasible allocation whose share of prefill workers is nearest to that of the one which is the policy."""
     colocated = Allocation(colocated=num_workers)
+    wish = colocated if policy == "colocated" else Allocation.parse(policy)
     if wish.is_colocated:
         return colocated, "the policy is colocated"
-    feasible = [c.allocation for c in candidates if c.feasible] or possible
     splits = [allocation for allocation in feasible if not allocation.is_colocated]
     if not splits:
         return colocated, f"{wish} is the policy, but no split of {num_workers} workers is feasible"
@@ -165,9 +140,15 @@ def _nearest(
     return target, f"{wish} is the policy" + ("" if target == wish else f": {target} is nearest to its ratio")
 
 
-def _unmeasured(possible: Sequence[Allocation], current: Allocation | None) -> Allocation:
-    """As it was, when that is whole and all are there; else colocated where it may be, which needs to know nothing."""
-    return current if current is not None and current in possible else possible[0]
+def _unmeasured_or_fixed(
+    policy: str, possible: Sequence[Allocation], current: Allocation | None
+) -> tuple[Allocation, str]:
+    """While nothing is known every allocation is taken for feasible. An adaptive policy leaves what is whole as it
+    was, when all are there; else it colocates where it may, which needs to know nothing."""
+    if policy != "adaptive":
+        return _nearest(policy, possible, possible[0].total)
+    target = current if current is not None and current in possible else possible[0]
+    return target, f"{target} until there is a profile"
 
 
 # adaptive

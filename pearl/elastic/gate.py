@@ -40,7 +40,7 @@ class GateState(msgspec.Struct):
 
 def best_seconds(profile: Profile, num_workers: int, config: ElasticConfig) -> float:
     """Predicted makespan of the allocation that the policy would choose afresh; needs a worker."""
-    seconds = decide(profile, num_workers, None, config).seconds
+    seconds = decide(profile, num_workers, None, config, thorough=False).seconds
     assert seconds is not None
     return seconds
 

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from pearl.elastic.decision_engine import NOTHING_LENT, Decision, Lending, SwitchCost, decide
+from pearl.elastic.decision_engine import Decision, SwitchCost, decide
 from pearl.elastic.gate import smooth
+from pearl.elastic.landscape import NOTHING_LENT, Lending
 from pearl.elastic.orchestration import make_plan
 from pearl.elastic.runtime_tracker import RuntimeTracker
 from pearl.elastic.worker_lives import WorkerLives
@@ -144,6 +145,7 @@ class RoleManager:
             cost,
             base=base,
             lending=lending,
+            thorough=False,
         )
         best = sorted(decision.candidates, key=lambda candidate: candidate.seconds)[:SHOWN_CANDIDATES]
         self._effects.report(

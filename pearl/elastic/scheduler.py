@@ -9,8 +9,9 @@ from collections.abc import Sequence
 import msgspec
 
 from pearl.elastic.cluster_rebuilder import ClusterRebuilder, ClusterState
-from pearl.elastic.decision_engine import MODELS, NOTHING_LENT, Lending
+from pearl.elastic.decision_engine import MODELS
 from pearl.elastic.gate import ExpansionGate, GateState, LendingGate, Verdict, best_seconds, smooth
+from pearl.elastic.landscape import NOTHING_LENT, Lending
 from pearl.elastic.roles import RoleManager, RoleState, report_plan
 from pearl.elastic.runtime_tracker import RuntimeTracker, TrackerState, TrajectorySample, platform_priors
 from pearl.elastic.service_record import RecordState, ServiceRecord

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_profiles import HAND, shipped
 
-from pearl.elastic.decision_engine import Decision, Lending, SwitchCost, decide, switch_between
+from pearl.elastic.decision_engine import Decision, SwitchCost, decide, switch_between
+from pearl.elastic.landscape import Lending
 from pearl.elastic.makespan import closed_form
 from pearl.state.config import ElasticConfig
 from pearl.state.plan import Allocation

@@ -3,7 +3,8 @@
 import pytest
 from sample_profiles import shipped
 
-from pearl.elastic.decision_engine import Candidate, Decision, decide
+from pearl.elastic.decision_engine import Decision, decide
+from pearl.elastic.landscape import Candidate
 from pearl.state.config import ElasticConfig
 from pearl.state.plan import Allocation
 
