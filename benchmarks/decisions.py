@@ -2,8 +2,9 @@
 
     python benchmarks/decisions.py [--profile launch/profiles/qwen3-8b.json] [--json FILE]
 
-Needs one core and a few seconds. Exit code 1 when a decision for 64 workers takes 1 ms or more with the closed form, or
-a plan for 4,096 workers 50 ms or more.
+Each decision is about a profile of its own, since predictions are remembered; with the network model, about a batch of
+ten classes of trajectories. Needs one core and a few seconds. Exit code 1 when a decision for 64 workers takes 1 ms or
+more with the closed form, or a plan for 4,096 workers 50 ms or more.
 """
 
 import argparse
@@ -12,21 +13,24 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from pearl.elastic.decision_engine import MODELS, decide
+import msgspec
+
+from pearl.elastic.decision_engine import decide
 from pearl.elastic.orchestration import make_plan
 from pearl.elastic.profile_file import read_profile
 from pearl.state.config import ElasticConfig
 from pearl.state.ids import Slot
 from pearl.state.plan import Allocation, Role
-from pearl.state.profile import Profile
+from pearl.state.profile import Profile, TrajectoryClass
 
 SIZES = (4, 16, 64, 256, 1024, 4096)
-MOST_FOR_FLUID = 256
 DECISION_LIMIT_S, DECISION_SIZE = 1e-3, 64
 PLAN_LIMIT_S, PLAN_SIZE = 50e-3, 4096
 ROUNDS = 9
+NUM_CLASSES = 10
+Makespan = Literal["closed-form", "fluid", "network"]
 
 
 class Row(NamedTuple):
@@ -45,10 +49,34 @@ def best_of(call: Callable[[], object], rounds: int = ROUNDS) -> float:
     return min(taken)
 
 
-def decision(profile: Profile, model: str, size: int) -> Row:
-    config = ElasticConfig(pd="adaptive", makespan="fluid" if model == "fluid" else "closed-form")
+def decision(profile: Profile, model: Makespan, size: int) -> Row:
+    config = ElasticConfig(pd="adaptive", makespan=model)
     current = Allocation(prefill=size // 4, decode=size - size // 4)
-    return Row(f"decide, {model}", size, best_of(lambda: decide(profile, size, current, config)))
+    profiles = iter(varied(profile) if model == "network" else [profile] * ROUNDS)
+    seconds = best_of(lambda: decide(next(profiles), size, current, config, thorough=False))
+    return Row(f"decide, {model}", size, seconds)
+
+
+def varied(profile: Profile) -> list[Profile]:
+    """The profile with classes of trajectories that live between a quarter and twice as long as its own."""
+    load, replace = profile.workload, msgspec.structs.replace
+    turns = load.mean_turns or load.num_turns
+    classes = tuple(
+        TrajectoryClass(
+            share=1 / NUM_CLASSES,
+            turns=turns * (0.25 + 1.75 * number / (NUM_CLASSES - 1)),
+            input_tokens=load.turn_input_tokens,
+            input_tokens2=2 * load.turn_input_tokens**2,
+            output_tokens=load.turn_output_tokens,
+            env_seconds=load.env_seconds / turns,
+            context_tokens=turns * (load.turn_input_tokens + load.turn_output_tokens),
+        )
+        for number in range(NUM_CLASSES)
+    )
+    return [
+        replace(profile, workload=replace(load, classes=classes, batch_size=load.batch_size + round))
+        for round in range(ROUNDS)
+    ]
 
 
 def plan(size: int) -> Row:
@@ -61,12 +89,9 @@ def plan(size: int) -> Row:
 
 
 def measure(profile: Profile) -> list[Row]:
-    rows = [decision(profile, name, size) for name in MODELS for size in SIZES if is_in_range(name, size)]
+    models: tuple[Makespan, ...] = ("closed-form", "fluid", "network")
+    rows = [decision(profile, model, size) for model in models for size in SIZES]
     return rows + [plan(size) for size in SIZES]
-
-
-def is_in_range(model: str, size: int) -> bool:
-    return model != "fluid" or size <= MOST_FOR_FLUID
 
 
 def too_slow(rows: list[Row]) -> list[str]:
