@@ -1,11 +1,15 @@
-"""A batch as a few classes of trajectories that live about equally long: finer among the slowest, which end it."""
+"""A batch as a few classes of trajectories that live about equally long.
+
+As many as one batch can tell: with finer ones among the slowest, predictions are nearer to the batch that was measured
+and choices worse for the next, whose slowest trajectories are others.
+"""
 
 from collections.abc import Sequence
 from typing import Protocol
 
 from pearl.state.profile import TrajectoryClass
 
-SHARES = (1 / 64, 1 / 64, 1 / 32, 0.04, 0.06, 0.1, 0.15, 0.2, 0.2)
+SHARES = (0.2, 0.2, 0.2, 0.2)
 """Of a batch, from the slowest on; the rest is one class more. Each has at least one trajectory."""
 
 
