@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # All checks: style, types, import contracts, tests.
 #
-# Needs:    2 CPU cores, 6 GB of memory, Python 3.11 or newer. No GPU (tests that need one are skipped without).
+# Needs:    2 CPU cores, 4 GB of memory, Python 3.11 or newer. No GPU (tests that need one are skipped without).
 # Takes:    about 12 minutes; the first time also the installation into .venv, SGLang's beside it.
 # You see:  one heading a check, the slowest tests, and pytest's count at the end. Exit code 0: all is well.
 #
