@@ -83,11 +83,14 @@ class Belongings:
 
     def assert_gone(self, limit_s: float = GONE_S) -> None:
         deadline = time.monotonic() + limit_s
-        while left := [p for p in self.processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]:
+        # A process of many threads keeps its sockets until the last of them has ended.
+        while left := self._living() or self.sockets & listening_sockets():
             assert time.monotonic() < deadline, left
             time.sleep(0.05)
-        assert not self.sockets & listening_sockets()
         assert sglang_support.existing(self.shared_memory) == []
+
+    def _living(self) -> list[psutil.Process]:
+        return [p for p in self.processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
 def sockets_of(pid: int) -> set[str]:
