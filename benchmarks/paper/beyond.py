@@ -112,10 +112,9 @@ def evaluate(runs: Runs, scale: Scale) -> Figure:
             "Early start is the other reading of a batch: the next one's trajectories begin as slots free. It is most "
             "of the gain, and gains nothing over a system that has it already; both keep the staleness within 1.",
             *_over_rival(runs, scale),
-            "The network model predicts which allocation is best (see the regret), but with routing that is "
-            "cache-aware the best split is worth little in these runs, so that it moves throughput by no more than "
-            "the intervals. It decides by default because its regret is the lowest, and its choice to colocate is "
-            "the one without switches.",
+            "The network model decides by default because its regret is the lowest. In these runs it moves throughput "
+            "by no more than the intervals: with cache-aware routing the best split is worth little, and the closed "
+            "form overrates splits and colocation alike.",
         ],
     )
 

@@ -50,9 +50,16 @@ def with_overhead(profile: Profile, workers: int, model: str, colocated_s: float
 
 
 def mean_makespan(runs: Runs, scale: Scale, workers: int, allocation: str) -> float | None:
-    wanted = [run_of(workers, allocation, seed) for seed in scale.seeds]
-    found = [outcome.first_rollout_seconds for outcome in runs.of(wanted)]
-    return sum(found) / len(found) if len(found) == len(wanted) else None
+    """Over the seeds with which all allocations were run, so that they are compared over the same batches."""
+    whole = [
+        seed
+        for seed in scale.seeds
+        if all(run_of(workers, other, seed) in runs.found for other in allocations(workers, scale))
+    ]
+    found = [
+        outcome.first_rollout_seconds for outcome in runs.of(run_of(workers, allocation, s) for s in whole)
+    ]
+    return sum(found) / len(found) if found else None
 
 
 def _measured(runs: Runs, workers: int) -> Profile | None:
