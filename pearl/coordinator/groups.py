@@ -89,13 +89,13 @@ class Groups:
     def set_vocabulary(self, size: int) -> None:
         self._vocabulary = ("--vocabulary-size", str(size))
 
-    def rollout(self, slot: int, incarnation: int, gpus: Sequence[GpuId]) -> Life:
+    def rollout(self, slot: int, incarnation: int, role: str, gpus: Sequence[GpuId]) -> Life:
         """On the host of its GPUs."""
         name = f"rollout.{slot}.{incarnation}"
         host = gpus[0].rpartition("/")[0]
         is_local = host == LOCAL_HOST
         common = self._common if is_local else self._common_elsewhere
-        numbers = ("--slot", str(slot), "--incarnation", str(incarnation))
+        place = ("--slot", str(slot), "--incarnation", str(incarnation), "--role", role)
         # Emulated workers are plain processes, whatever they are said to run on.
         module, num_processes = ROLLOUT_MODULE, len(gpus)
         if self._config.rollout.engine == "emulated":
@@ -105,7 +105,7 @@ class Groups:
         spec = StartGroup(
             name,
             module,
-            (*common, *numbers, *self._vocabulary),
+            (*common, *place, *self._vocabulary),
             self._visible_to(gpus),
             num_processes,
             str(self._logs),

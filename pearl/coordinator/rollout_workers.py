@@ -57,7 +57,7 @@ class RolloutWorkers:
 
     async def _live(self, command: commands.StartWorker) -> None:
         slot, incarnation = command.slot, command.incarnation
-        life = self._groups.rollout(slot, incarnation, command.gpus)
+        life = self._groups.rollout(slot, incarnation, command.role, command.gpus)
         self._frames.open_worker(slot, incarnation)
         hello = await self._processes.start(life)
         if hello is not None:

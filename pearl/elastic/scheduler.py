@@ -95,17 +95,11 @@ class ElasticScheduler:
 
     def start(self, now: float) -> None:
         self.unsettle()
-        own = self._own_workers()
+        if own := self._own_workers():
+            plan = self.roles.assign(own, 1, self._lending(), now)
+            report_plan(self._effects, plan, "mandatory", "the job begins", now)
         for row in own:
             self.lives.start(row, now)
-        if own:
-            report_plan(
-                self._effects,
-                self.roles.assign(own, 1, self._lending(), now),
-                "mandatory",
-                "the job begins",
-                now,
-            )
         self.toggle.start(now)
 
     def _own_workers(self) -> list[WorkerRow]:

@@ -55,7 +55,7 @@ class WorkerLives:
         row.host, row.pid = "", 0
         row.streamed_tokens = row.errors = row.failed_updates = 0
         row.dismissed = False
-        row.role = "colocated"
+        row.role = row.wanted_role
         row.op = self._effects.new_op()
         self._move(row, "starting", now)
         self._effects.emit(StartWorker(row.op, row.slot, row.incarnation, row.role, row.gpus))

@@ -165,8 +165,8 @@ async def test_every_rank_gets_its_own_gpu(tmp_path: Path) -> None:
     assert made.use(report(3)) == ""
     seen = [
         made.training(1),
-        made.rollout(0, 1, (GpuId("local/1"),)),
-        made.rollout(1, 1, (GpuId("local/2"),)),
+        made.rollout(0, 1, "colocated", (GpuId("local/1"),)),
+        made.rollout(1, 1, "colocated", (GpuId("local/2"),)),
     ]
     assert [life.spec.environment["CUDA_VISIBLE_DEVICES"] for life in seen] == ["2", "3", "4"]
     assert made.environment(0, 1).spec.environment["CUDA_VISIBLE_DEVICES"] == ""
@@ -184,10 +184,11 @@ async def test_too_few_gpus_are_refused_or_left_alone(tmp_path: Path) -> None:
 async def test_a_group_has_its_arguments_its_counter_and_one_process_a_gpu(tmp_path: Path) -> None:
     made = groups("cpu", tmp_path)
     made.set_vocabulary(32)
-    life = made.rollout(1, 4, (GpuId("local/1"), GpuId("local/2")))
+    life = made.rollout(1, 4, "decode", (GpuId("local/1"), GpuId("local/2")))
     assert life.name == "rollout.1.4"
     assert life.spec.num_processes == 2
-    assert life.spec.arguments[-6:] == ("--slot", "1", "--incarnation", "4", "--vocabulary-size", "32")
+    place = ("--slot", "1", "--incarnation", "4", "--role", "decode")
+    assert life.spec.arguments[-8:] == (*place, "--vocabulary-size", "32")
     assert life.spec.environment["PEARL_COUNTER_FILE"] == str(tmp_path / "logs" / "rollout.1.4" / "tokens")
 
 
@@ -196,10 +197,10 @@ async def test_groups_of_other_hosts_see_the_gpus_that_their_ids_name(tmp_path: 
     made.use(report(0))
     away = AgentReport("a", (Gpu("a/4", 1, False), Gpu("a/MIG-x", 1, False)), 2, 1, True)
     made.learn(away)
-    there = made.rollout(5, 1, (GpuId("a/4"), GpuId("a/MIG-x"))).spec
+    there = made.rollout(5, 1, "colocated", (GpuId("a/4"), GpuId("a/MIG-x"))).spec
     assert there.environment == {"CUDA_VISIBLE_DEVICES": "4,MIG-x"}  # and it counts in its own directory
     assert there.num_processes == 2
-    here = made.rollout(6, 1, (GpuId("local/1"),)).spec
+    here = made.rollout(6, 1, "colocated", (GpuId("local/1"),)).spec
     assert here.environment["CUDA_VISIBLE_DEVICES"] == ""
     assert here.files == {}
     with pytest.raises(ValueError, match=r'model\.device = "cuda", but b offers virtual GPUs'):
@@ -210,5 +211,5 @@ async def test_gpus_of_overlap_workers_are_those_of_the_training_ranks(tmp_path:
     made = groups("auto", tmp_path)
     made.use(report(3))
     trained = made.training(1).spec.environment["CUDA_VISIBLE_DEVICES"]
-    lent = made.rollout(2, 1, (GpuId("local/0"),)).spec.environment["CUDA_VISIBLE_DEVICES"]
+    lent = made.rollout(2, 1, "colocated", (GpuId("local/0"),)).spec.environment["CUDA_VISIBLE_DEVICES"]
     assert lent == trained == "2"

@@ -196,7 +196,7 @@ class World:
     def _start_worker(self, command: commands.StartWorker) -> None:
         assert command.slot not in self.workers, "a slot has one life at a time"
         assert not (self._is_overlap(command.slot) and self.training_holds_memory), "memory is taken"
-        self.workers[command.slot] = Worker(command.incarnation)
+        self.workers[command.slot] = Worker(command.incarnation, role=command.role)
         if self.rng.random() < self.start_failure_rate:
             self.post(events.WorkerLost(command.slot, command.incarnation, "did not start", 0), 1.0)
             del self.workers[command.slot]
