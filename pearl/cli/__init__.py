@@ -4,11 +4,12 @@ Exit codes: 0 done, 1 it failed, 2 it was asked wrongly, 130 and 143 stopped by 
 """
 
 import argparse
-import os
+import errno
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from pearl.cli.output import drop_output
 from pearl.config.schema import ConfigError
 
 USAGE = """\
@@ -29,6 +30,8 @@ usage: pearl COMMAND ...
 pearl COMMAND --help says more."""
 
 FAILED, ASKED_WRONGLY, INTERRUPTED = 1, 2, 130
+OF_A_PATH = (errno.EACCES, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EROFS)
+"""What is wrong with a file or directory that a person named."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,11 +51,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read the output has left. Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         return FAILED
     except OSError as error:
-        return _fail(str(error), FAILED)
+        text = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+        return _fail(text, ASKED_WRONGLY if error.errno in OF_A_PATH else FAILED)
 
 
 def _run(words: Sequence[str]) -> int:
@@ -72,7 +75,9 @@ def _run(words: Sequence[str]) -> int:
     options = parser.parse_intermixed_args(words)
     configs = [word for word in options.words if "=" not in word]
     if len(configs) > 1:
-        raise ConfigError(f"one CONFIG, please, not {len(configs)}: {', '.join(configs)}")
+        raise ConfigError(
+            f"one CONFIG, please, not {len(configs)}: {', '.join(configs)} (settings are key=value)"
+        )
     from pearl.cli.run import Request, run
 
     return run(
@@ -273,9 +278,12 @@ def _unknown(name: str) -> str:
 
 
 def _version() -> int:
-    from importlib.metadata import version
+    from importlib.metadata import PackageNotFoundError, version
 
-    print(f"pearl {version('pearl')}")
+    try:
+        print(f"pearl {version('pearl')}")
+    except PackageNotFoundError:
+        print("pearl, not installed as a package")
     return 0
 
 

@@ -82,11 +82,11 @@ class Asker:
         return reply
 
 
-def pick(run_dir: Path | None) -> LiveRun | None:
+def pick(run_dir: Path | None, *, changes_it: bool = False) -> LiveRun | None:
     """The live run of ``run_dir``, or the newest one; says on stderr when there is none, or several to choose from.
 
     Raises:
-        ConfigError: ``run_dir`` is no directory.
+        ConfigError: ``run_dir`` is no directory, or none was named and it is not clear which run is to be changed.
     """
     if run_dir is not None:
         if not run_dir.is_dir():
@@ -100,6 +100,9 @@ def pick(run_dir: Path | None) -> LiveRun | None:
         print("error: no live run on this host (of this user)", file=sys.stderr)
         return None
     if len(runs) > 1:
+        if changes_it:
+            names = ", ".join(run.run_dir for run in runs)
+            raise ConfigError(f"{len(runs)} runs are live: say which one with --run-dir: {names}")
         others = ", ".join(run.run_dir for run in runs[1:])
         print(
             f"{len(runs)} runs are live; this is the newest. --run-dir names another: {others}",

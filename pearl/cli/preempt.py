@@ -1,6 +1,5 @@
 """``pearl preempt``: takes GPUs from a live run and gives it others, at once or as a trace says."""
 
-import math
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from pearl.state.trace import Action
 from pearl.traces import at_most, read_trace
 
 FAILED, ASKED_WRONGLY = 1, 2
+MOST_GRACE_S = 86400.0
 
 
 class Choice(NamedTuple):
@@ -51,8 +51,8 @@ def preempt(run_dir: Path | None, action: Action, choice: Choice, grace_s: float
     Raises:
         ValueError: the grace is none.
     """
-    if not (math.isfinite(grace_s) and grace_s >= 0):
-        raise ValueError(f"--grace {grace_s:g}: give seconds, at least 0")
+    if not 0 <= grace_s <= MOST_GRACE_S:
+        raise ValueError(f"--grace {grace_s:g}: give seconds, from 0 to {MOST_GRACE_S:g}")
     message = Preempt(action, choice.gpus, choice.number, grace_s)
 
     async def once(asker: Asker) -> int:
@@ -64,7 +64,7 @@ def preempt(run_dir: Path | None, action: Action, choice: Choice, grace_s: float
             return _fail(f"refused: {error.text if wrongly else error}", ASKED_WRONGLY if wrongly else FAILED)
         return 0
 
-    run = pick(run_dir)
+    run = pick(run_dir, changes_it=True)
     return FAILED if run is None else _talk(run, once)
 
 
@@ -89,7 +89,7 @@ def replay(
         if max_gpus < 1:
             raise ValueError(f"--max-gpus {max_gpus}: give at least 1")
         events = at_most(events, max_gpus)
-    run = pick(run_dir)
+    run = pick(run_dir, changes_it=True)
     if run is None:
         return FAILED
     player = Player(events, MonotonicClock())

@@ -8,10 +8,16 @@ from typing import NamedTuple
 import msgspec
 
 from pearl import config as settings
+from pearl.cli.output import drop_output
 from pearl.config import ConfigError
+from pearl.coordinator import service
+from pearl.coordinator.service import load_trace
+from pearl.envs.loader import BUILT_IN, load_environment
 from pearl.state.config import Config, RunConfig
 
 ASKED_WRONGLY = 2
+OF_NO_RUN = {"run_id", "logs", "coordinator.log", "metrics.jsonl", "trajectories.jsonl"}
+"""What a run leaves that never began."""
 
 
 class Request(NamedTuple):
@@ -31,16 +37,25 @@ def run(request: Request) -> int:
         ConfigError: for wrong settings or a directory that cannot be used.
     """
     config, run_dir = _resumed(request) if request.resume else _fresh(request)
+    _check_environment(config)
     if request.dry_run:
+        load_trace(config, lambda note: print(f"# {note}"))
         print(settings.resolved_toml(config) + would_start(config, run_dir, request.resume))
         return 0
     run_dir = run_dir if request.resume else _claim(run_dir, by_name=request.run_dir is not None)
-    from pearl.coordinator import service
-
     code = service.run(config, run_dir, resume=request.resume)
     if code != ASKED_WRONGLY:
-        _close(run_dir)
+        try:
+            _close(run_dir)
+        except BrokenPipeError:  # nobody reads on; the run is none the worse for it
+            drop_output()
     return code
+
+
+def _check_environment(config: Config) -> None:
+    """Options of the built-in ones; others are the person's own code, which its own process runs."""
+    if config.environment.name in BUILT_IN:
+        load_environment(config.environment.name, config.environment.options)
 
 
 def _close(run_dir: Path) -> None:
@@ -87,7 +102,7 @@ def _fresh(request: Request) -> tuple[Config, Path]:
 def _refuse_used(run_dir: Path) -> None:
     if run_dir.exists() and not run_dir.is_dir():
         raise ConfigError(f"--run-dir {run_dir}: is a file")
-    if run_dir.is_dir() and any(run_dir.iterdir()):
+    if run_dir.is_dir() and {path.name for path in run_dir.iterdir()} - OF_NO_RUN:
         raise ConfigError(
             f"--run-dir {run_dir}: is not empty; name a new directory, or add --resume to go on with the run in it"
         )

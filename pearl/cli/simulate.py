@@ -1,6 +1,7 @@
 """``pearl simulate``: the same core on a virtual clock, several policies side by side."""
 
 import contextlib
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -42,8 +43,8 @@ def simulate(request: Request) -> int:
     names, seeds = _names(request.policies), parse_seeds(request.seeds)
     if not 0 < request.seconds < float("inf"):
         raise ConfigError(f"--seconds {request.seconds}: must be greater than 0 and finite")
-    if request.json is not None and not request.json.parent.is_dir():
-        raise ConfigError(f"--json {request.json}: there is no directory {request.json.parent}")
+    if request.json is not None:
+        _check_writable(request.json)
     trace = None if request.trace is None else tuple(read_trace(request.trace))
     jobs = [
         make_job(
@@ -69,6 +70,16 @@ def simulate(request: Request) -> int:
     return 0
 
 
+def _check_writable(path: Path) -> None:
+    """Before the work, not after it."""
+    if not path.parent.is_dir():
+        raise ConfigError(f"--json {path}: there is no directory {path.parent}")
+    if path.is_dir():
+        raise ConfigError(f"--json {path}: is a directory; name a file")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"--json {path}: cannot be written")
+
+
 def _names(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
@@ -86,8 +97,10 @@ def parse_seeds(text: str) -> list[int]:
     if found is None:
         raise ConfigError(f'--seeds: "{text}" is neither a seed nor a range; write 3, or 0-9')
     first, last = int(found[1]), int(found[2] or found[1])
-    if not 0 <= last - first < MAX_SEEDS:
-        raise ConfigError(f"--seeds: {text} holds no seed or more than {MAX_SEEDS}")
+    if last < first:
+        raise ConfigError(f"--seeds: {text} runs backwards; write {last}-{first}")
+    if last - first >= MAX_SEEDS:
+        raise ConfigError(f"--seeds: {text} holds more than {MAX_SEEDS}")
     return list(range(first, last + 1))
 
 

@@ -96,6 +96,8 @@ def _key_problems(section: str, key: str, value: Any) -> list[str]:
 def _value_problems(path: str, kind: Any, value: Any) -> list[str]:
     if isinstance(value, float) and not math.isfinite(value):
         return [f"{path}: {value} is not a finite number"]
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        return [f"{path}: {value} does not fit in 63 bits"]
     try:
         msgspec.convert(value, kind)
     except msgspec.ValidationError:

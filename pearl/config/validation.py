@@ -141,8 +141,6 @@ def _ranges(config: Config) -> Iterator[str]:
             value = _get(config, section, key)
             if value <= 0:
                 yield f"{section}.{key}: {show(value)} must be greater than 0"
-    if config.run.seed >= 1 << 63:
-        yield f"run.seed: {config.run.seed} does not fit in 63 bits"
 
 
 def _model(config: Config) -> Iterator[str]:

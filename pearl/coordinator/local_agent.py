@@ -15,6 +15,10 @@ from pearl.state.messages.control import AgentReport
 
 AGENT_MODULE = "pearl.runtime.agent"
 AGENT_NAME = "agent.0.1"
+LEASE_S = 1e6
+"""Whatever the others' is: the kernel ends it with the coordinator, which may well be stopped for a while (Ctrl-Z)."""
+
+ENDED_ORDERLY = "the node agent of this host was ended (SIGTERM?), and with it all that ran here"
 
 
 class AgentFailedError(Exception):
@@ -63,7 +67,7 @@ class LocalAgent:
         """
         assert self._process is not None
         code = await self._process.wait()
-        text = self._failure(f"ended with exit code {code}")
+        text = self._failure(f"ended with exit code {code}") if code else ENDED_ORDERLY
         if not self._report.done():
             raise AgentFailedError(text)
         return text
@@ -86,7 +90,7 @@ class LocalAgent:
             "--run-id": self._run_id,
             "--host": LOCAL_HOST,
             "--heartbeat-period-s": runtime.heartbeat_period_s,
-            "--lease-s": runtime.lease_s,
+            "--lease-s": LEASE_S,
             "--queue-messages": runtime.queue_messages,
             "--max-frame-bytes": runtime.max_frame_bytes,
         }

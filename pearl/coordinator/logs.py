@@ -11,6 +11,7 @@ FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 @contextmanager
 def log_to(path: Path) -> Iterator[None]:
     """Send everything that PEARL logs to ``path``, and nothing to the terminal."""
+    logging.raiseExceptions = False  # a full disk is told once, not with every line
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter(FORMAT))
     logger = logging.getLogger("pearl")

@@ -10,6 +10,7 @@ from pearl.coordinator.handoff import Handoff
 from pearl.coordinator.rollout_workers import RolloutWorkers
 from pearl.coordinator.run_files import RunFiles
 from pearl.coordinator.trainer import Trainer
+from pearl.runtime.segments import DamagedError
 from pearl.runtime.token_store import TokenStore
 from pearl.state import commands
 from pearl.state.commands import AnyCommand
@@ -113,6 +114,11 @@ class Performer:
 
     def _truncate(self, command: commands.TruncateTokens) -> None:
         self._kept.add(command.trajectory)
-        if self._store.length(command.trajectory) > command.tokens:
+        there = self._store.length(command.trajectory)
+        if there < command.tokens:
+            raise DamagedError(
+                f"{self._files.tokens}: has {there} tokens of trajectory {command.trajectory}, the journal says "
+                f"{command.tokens}: files are missing there; restore them, or begin again in another directory"
+            )
+        if there > command.tokens:
             self._store.truncate(command.trajectory, command.tokens)
-        assert self._store.length(command.trajectory) == command.tokens, command

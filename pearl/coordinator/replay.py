@@ -54,7 +54,8 @@ def check(run_dir: Path) -> str | None:
 
 def torn_bytes(run_dir: Path) -> int:
     """How much of a last entry a crash cut short; its commands never ran, so it is no difference."""
-    return journal.recover(run_dir / "journal.msgpack").torn_bytes
+    # A live run writes on while this reads.
+    return max(0, journal.recover(run_dir / "journal.msgpack").torn_bytes)
 
 
 def replay(core: Coordinator, segment: journal.Segment) -> str | None:

@@ -1,5 +1,6 @@
 """The state a run begins with: fresh, or as its former life left it on disk."""
 
+from pathlib import Path
 from typing import NamedTuple
 
 from pearl.coordinator import replay
@@ -63,6 +64,20 @@ def go_on(config: Config, files: RunFiles, segment_bytes: int = SEGMENT_BYTES) -
 def has_journal(files: RunFiles) -> bool:
     """Whether a former life came as far as to have one."""
     return files.journal.is_dir() and any(files.journal.glob("*.msgpack"))
+
+
+def has_entries(run_dir: Path) -> bool:
+    """Whether the run in the directory ever began."""
+    return any(path.stat().st_size > 0 for path in run_dir.glob("metrics.jsonl"))
+
+
+def refuse_without_journal(files: RunFiles) -> None:
+    """ValueError when results are there of which no journal tells: going on would make them again, under them."""
+    if has_entries(files.run_dir):
+        raise ValueError(
+            f"{files.journal}: holds no journal, but {files.run_dir} has results of the run; restore it, or begin "
+            "again in another directory"
+        )
 
 
 def _write_again(journalled: list[commands.AnyCommand], files: RunFiles) -> commands.Finish | None:

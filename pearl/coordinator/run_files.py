@@ -9,6 +9,7 @@ the two files had when it was opened. A resume cuts both back to the mark and wr
 """
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,13 @@ class RunFiles:
                 )
             os.ftruncate(fd, size)
         return mark
+
+    def withdraw(self) -> None:
+        """Leave nothing of a run that never began but its logs."""
+        shutil.rmtree(self.journal, ignore_errors=True)
+        shutil.rmtree(self.tokens, ignore_errors=True)
+        for path in (self.run_dir / "config.toml", self.config_json, self._marks):
+            path.unlink(missing_ok=True)
 
     def close(self) -> None:
         while self._fds:

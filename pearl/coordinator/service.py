@@ -57,7 +57,9 @@ def run(config: Config, run_dir: Path, *, resume: bool) -> int:
     except ValueError as error:
         return _complain(str(error), ASKED_WRONGLY)
     except EXPLAINED as error:
-        return _complain(str(error), FAILED)
+        code = _complain(_with_place(error, run_dir), FAILED)
+        _offer_resume(run_dir, console)
+        return code
 
 
 class Service:
@@ -125,6 +127,9 @@ class Service:
             beginning = self._begin(files)
             try:
                 finish = await self._live(files, beginning)
+            except Exception:
+                self._withdraw(files)
+                raise
             finally:
                 beginning.journal.close()
         except FinishedError as finished:
@@ -140,8 +145,15 @@ class Service:
     def _begin(self, files: RunFiles) -> Beginning:
         if self._resume and resuming.has_journal(files):
             return resuming.go_on(self._config, files)
+        if self._resume:
+            resuming.refuse_without_journal(files)
         files.write_config(self._config)
         return resuming.begin(self._config, files)
+
+    def _withdraw(self, files: RunFiles) -> None:
+        """A run that never began leaves its logs, and its directory to the next try."""
+        if not self._resume and (self._session is None or not self._session.is_driving):
+            files.withdraw()
 
     async def _live(self, files: RunFiles, beginning: Beginning) -> Finish:
         agent = LocalAgent(self._config, self._run_id, files.logs)
@@ -173,7 +185,21 @@ class Service:
         if not self._session.failure and finish.exit_code >= 128:
             self._console.say(f"{error}; pearl run --resume --run-dir {self._run_dir} goes on with it")
             return finish.exit_code
-        return _complain(error, finish.exit_code if finish.exit_code < 128 else FAILED)
+        code = _complain(error, finish.exit_code if finish.exit_code < 128 else FAILED)
+        _offer_resume(self._run_dir, self._console)
+        return code
+
+
+def _offer_resume(run_dir: Path, console: Console) -> None:
+    if (run_dir / "config.toml").is_file() and resuming.has_entries(run_dir):
+        console.say(f"pearl run --resume --run-dir {run_dir} goes on with it, once the cause is removed")
+
+
+def _with_place(error: Exception, run_dir: Path) -> str:
+    """The system's own errors do not always say what they are about."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename or run_dir}: {error.strerror}"
+    return str(error)
 
 
 def _check_model(config: Config) -> None:
@@ -192,7 +218,10 @@ def load_trace(config: Config, say: Callable[[str], None]) -> list[TraceEvent]:
     if not elastic.trace:
         return []
     size = config.rollout.gpus_per_worker
-    trace = read_trace(Path(elastic.trace), speed=elastic.trace_speed, gpus_per_node=size)
+    try:
+        trace = read_trace(Path(elastic.trace), speed=elastic.trace_speed, gpus_per_node=size)
+    except ValueError as error:
+        raise ValueError(f"elastic.trace: {error}") from None
     if not elastic.preemptible_gpus:
         return trace
     fitting = at_most(trace, elastic.preemptible_gpus)

@@ -260,7 +260,7 @@ class NodeAgent:
             async with asyncio.timeout(LAST_WORDS_S if self._leaving.is_set() else self._lease_s):
                 await self._connection.tell(message)
         except (PeerGoneError, TimeoutError) as error:
-            log.info("%s was not told: %s", type(message).__name__, error)
+            log.debug("%s was not told: %s", type(message).__name__, error)
 
     async def _end_groups(self) -> None:
         async with asyncio.TaskGroup() as tasks:
