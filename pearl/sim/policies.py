@@ -28,18 +28,15 @@ def _policy(
     pd: str = "colocated",
     router: str = "cache-aware",
     start: str = "strict",
-    makespan: str = "closed-form",
     pool_of_trace: bool = False,
-    more: tuple[str, ...] = (),
 ) -> Policy:
     overrides = (
         f"elastic.inter={str(inter).lower()}",
         f"elastic.borrow={borrow}",
         f"elastic.pd={pd}",
-        f"elastic.makespan={makespan}",
+        "elastic.makespan=closed-form",
         f"rollout.router={router}",
         f"rollout.start={start}",
-        *more,
     )
     return Policy(overrides, about, pool_of_trace)
 
@@ -52,15 +49,7 @@ POLICIES: dict[str, Policy] = {
         borrow="gated",
         pd="adaptive",
     ),
-    "pearl+": _policy(
-        "pearl, with early start, and roles by the network model of the makespan",
-        inter=True,
-        borrow="gated",
-        pd="adaptive",
-        start="early",
-        makespan="network",
-        more=("elastic.ratio_threshold=0.02", "elastic.mode_threshold=0.03"),  # its errors are that small
-    ),
+    "pearl+": _policy("pearl, with early start", inter=True, borrow="gated", pd="adaptive", start="early"),
     "colocated+": _policy("pearl without roles: what PD has to beat", inter=True, borrow="gated"),
     "roll": _policy("reserved GPUs only, each trajectory on one worker", router="sticky"),
     "roll-large": _policy(

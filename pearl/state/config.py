@@ -147,7 +147,7 @@ class ElasticConfig(Section, frozen=True):
     finalization_prior_s: float = 0.5
     smoothing: float = 0.3  # weight of the newest measurement in moving averages
     verify_state: bool = True  # digest of the training state before and after it is lent
-    makespan: Literal["closed-form", "fluid", "network"] = "network"
+    makespan: Literal["closed-form", "fluid", "network"] = "closed-form"
     ratio_threshold: float = 0.05  # relative gain that a switch of ratio must promise
     mode_threshold: float = 0.10  # and a switch between colocated and disaggregated
 

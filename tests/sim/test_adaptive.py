@@ -110,7 +110,8 @@ def outcome(pd: str, seed: int, *more: str) -> Outcome:
 @pytest.mark.parametrize("seed", range(2))
 def test_mode_and_ratio_change_by_themselves_and_no_fixed_choice_is_faster(seed: int) -> None:
     adaptive = outcome("adaptive", seed)
-    assert adaptive.targets == ["2C", "3P1D", "4P2D", "2P1D"]
-    assert (adaptive.mode_switches, adaptive.ratio_switches) == (1, 1)
+    assert adaptive.targets == ["2C", "3P1D", "5P1D", "2P1D"]
+    assert adaptive.mode_switches == 1
+    assert adaptive.ratio_switches == 0, "the ratio follows from the roles of those that join and leave"
     for fixed in ("colocated", "1P1D", "2P1D", "1P2D"):
         assert adaptive.seconds < outcome(fixed, seed).seconds, fixed
