@@ -47,6 +47,14 @@ def make_run(run_dir: Path, config: Config | None = None) -> Path:
             ["run", "job.toml", "rollout.engine=sglang", "sglang.python=/bin/false"],
             "launch/install-sglang-cpu.sh VENV",
         ),
+        (["run", "job.toml", "run.num_steps"], "settings are key=value"),
+        (["run", "job.toml", "run.num_steps=99999999999999999999"], "does not fit in 63 bits"),
+        (["run", "job.toml", "environment.options.foo=3", "--dry-run"], "environment.options"),
+        (
+            ["run", "job.toml", "elastic.trace=no.csv", "elastic.inter=true", "--dry-run"],
+            "elastic.trace: no.csv",
+        ),
+        (["run", "job.toml", "--run-dir", "x" * 300], "File name too long"),
         (["run", "--resume", "run.seed=1"], "leave the overrides away"),
         (["run", "--resume"], "holds no run to resume"),
         (["run", "--resume", "--run-dir", "absent"], "has no config.toml"),
@@ -94,6 +102,14 @@ def test_a_used_directory_is_refused_unless_resumed(job: Path, capsys: pytest.Ca
     assert main(["run", "job.toml", "--run-dir", "used"]) == 2
     assert "add --resume to go on with the run in it" in capsys.readouterr().err
     assert main(["run", "--run-dir", "used", "--resume", "--dry-run"]) == 0
+
+
+def test_the_directory_of_a_run_that_never_began_is_free(job: Path) -> None:
+    left = job.parent / "left"
+    (left / "logs").mkdir(parents=True)
+    for name in ("run_id", "coordinator.log", "metrics.jsonl"):
+        (left / name).touch()
+    assert run._fresh(request(job, run_dir=left))[1] == left
 
 
 def test_resume_goes_on_with_the_runs_own_settings(job: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from live_coordinator import LiveCoordinator
 
 from pearl.cli import asking, main
 from pearl.cli.player import Player
+from pearl.runtime import registry
 from pearl.runtime.errors import RemoteError
 from pearl.state.messages.control import Preempt, PreemptReply
 from pearl.state.trace import TraceEvent
@@ -47,6 +48,19 @@ def test_reclaim_and_arrive_say_what_happened(run_dir: Path, capsys: pytest.Capt
         "arrived local/0, local/1",
         "reclaimed a/1, b/GPU-2, to be back within 30 s",
     ]
+
+
+def test_of_several_live_runs_one_has_to_be_named(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with LiveCoordinator(run_dir, dict) as coordinator:
+        (run,) = registry.live_runs()
+        monkeypatch.setattr(
+            registry, "live_runs", lambda: [run, msgspec.structs.replace(run, run_dir="/other")]
+        )
+        assert main(["preempt", "reclaim", "--gpus", "1"]) == 2
+        assert f"say which one with --run-dir: {run_dir}, /other" in capsys.readouterr().err
+        assert coordinator.preempted == []
 
 
 def test_what_the_run_refuses_is_exit_2(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

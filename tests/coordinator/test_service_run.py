@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from pearl.cli.run import OF_NO_RUN
 from pearl.runtime import members
 from pearl.runtime.gone import wait_gone
 
@@ -81,6 +82,14 @@ async def test_nw_01_an_occupied_port_is_refused_with_the_key(tmp_path: Path) ->
     assert code == 2
     assert f"127.0.0.1:{port}" in errors
     assert "Traceback" not in errors
+
+
+async def test_a_run_that_never_began_leaves_its_logs_only(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    code, errors = await outcome(run_dir, "no_such_module")
+    assert code == 1
+    assert "--resume" not in errors
+    assert {path.name for path in run_dir.iterdir()} - OF_NO_RUN == {"job.toml"}
 
 
 async def test_a_model_that_is_not_there_is_refused_before_anything_starts(tmp_path: Path) -> None:

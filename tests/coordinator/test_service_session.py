@@ -1,6 +1,7 @@
 """Whole runs of the service with the real core, hub, journal and token store, against a cluster in this process."""
 
 import math
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from life import Life, once, run_whole
 from pearl.coordinator import replay, resuming
 from pearl.coordinator.run_files import RunFiles
 from pearl.coordinator.session import RunFailedError
+from pearl.runtime.segments import DamagedError
 from pearl.state import events
 from pearl.state.config import Config, RuntimeConfig
 from pearl.state.messages import control, environment
@@ -148,6 +150,25 @@ async def test_a_stop_is_orderly_and_can_be_resumed(tmp_path: Path) -> None:
     assert check(tmp_path) == []
     assert replay.check(tmp_path) is None
     assert second.cluster.num_demonstrations == 0  # the trainer came from its checkpoint
+
+
+async def test_ck_01_a_run_whose_files_are_lost_is_not_begun_again_over_its_results(tmp_path: Path) -> None:
+    config = small_config()
+    cluster = Cluster(config)
+    life = Life(config, tmp_path, cluster)
+    cluster.on_step = once(lambda: life.session.request_stop(15), at=40)
+    await life.run()
+
+    (tmp_path / "tokens").rename(tmp_path / "elsewhere")
+    with pytest.raises(ExceptionGroup) as caught:
+        await Life(config, tmp_path, Cluster(config), resume=True).run()
+    assert caught.group_contains(
+        DamagedError, match=r"tokens: has \d+ tokens of trajectory \d+, the journal says"
+    )
+
+    shutil.rmtree(tmp_path / "journal.msgpack")
+    with pytest.raises(ValueError, match=r"holds no journal, but .* has results of the run; restore it"):
+        resuming.refuse_without_journal(RunFiles(tmp_path))
 
 
 SMALL_SEGMENT = 20_000  # bytes: several segments a run
