@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # All checks: style, types, import contracts, tests.
 #
-# Needs:    2 CPU cores, 4 GB of memory, Python 3.11 or newer. No GPU (tests that need one are skipped without).
-# Takes:    about 12 minutes; the first time also the installation into .venv, SGLang's beside it.
+# Needs:    2 CPU cores, 8 GB of memory, Python 3.11 or newer. No GPU (tests that need one are skipped without).
+# Takes:    about 9 minutes; the first time 4 more for the installation into .venv, SGLang's beside it.
 # You see:  one heading a check, the slowest tests, and pytest's count at the end. Exit code 0: all is well.
 #
 # Usage: launch/test.sh [--full] [pytest arguments ...]      --full adds the long soaks
@@ -36,17 +36,11 @@ heading "SGLang's installation"
 wait "$installer" || { cat .venv/sglang.log; exit 1; }
 cat .venv/sglang.log
 
-# ${x[@]+...}: an empty array is an unset one for older versions of bash
-# A file's tests stay together; two files at a time, since many tests wait for processes more than they compute.
-tests() { pytest -n 2 --dist loadfile ${selection[@]+"${selection[@]}"} "$@"; }
 heading "tests"
-if [ $# -gt 0 ]; then
-    tests "$@"
-else
-    # Those with SGLang have the machine for themselves: a server and a pair of servers, a file each.
-    sglang=(tests/workers/rollout/test_sglang_*.py tests/e2e/test_sglang_*.py)
-    tests --durations=25 "${sglang[@]/#/--ignore=}"
-    heading "tests with SGLang"
-    tests --durations=10 "${sglang[@]}"
-fi
+# A file's tests stay together. Three files at a time on two cores: many tests wait for processes more than they compute;
+# first those that wait longest, whole runs and SGLang's servers.
+# ${x[@]+...}: an empty array is an unset one for older versions of bash
+files=("$@")
+[ $# -gt 0 ] || files=(tests/e2e tests/workers/rollout/test_sglang_*.py tests)
+pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=25 ${selection[@]+"${selection[@]}"} "${files[@]}"
 heading "done"
