@@ -37,10 +37,8 @@ wait "$installer" || { cat .venv/sglang.log; exit 1; }
 cat .venv/sglang.log
 
 heading "tests"
-# A file's tests stay together. Three files at a time on two cores: many tests wait for processes more than they compute;
-# first those that wait longest, whole runs and SGLang's servers.
+# A file's tests stay together, those that wait longest first (tests/conftest.py). Three files at a time on two cores:
+# many tests wait for processes more than they compute.
 # ${x[@]+...}: an empty array is an unset one for older versions of bash
-files=("$@")
-[ $# -gt 0 ] || files=(tests/e2e tests/workers/rollout/test_sglang_*.py tests)
-pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=25 ${selection[@]+"${selection[@]}"} "${files[@]}"
+pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=25 ${selection[@]+"${selection[@]}"} "$@"
 heading "done"
