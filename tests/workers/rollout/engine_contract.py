@@ -173,7 +173,9 @@ async def test_ws_01_resuming_in_the_middle_of_an_update_neither_races_nor_hangs
         assert (found[attempt].finish, len(found[attempt].ids)) == ("length", 200)
         versions = [run.version for run in found[attempt].runs]
         assert versions == sorted(versions)
-        assert versions[-1] == Version(0, 50)
+    await subject.generate(request(8, ids(8, 12), 4))
+    found = await subject.finished(8)
+    assert {run.version for run in found[8].runs} == {Version(0, 50)}
 
 
 async def test_ws_05_refused_weights_stop_the_engine_until_a_whole_good_update(subject: Subject) -> None:
