@@ -84,7 +84,16 @@ def request_of(cluster: Cluster, name: str) -> bool:
 
 async def test_a_host_that_vanishes_costs_what_it_had_not_streamed(tmp_path: Path) -> None:
     def prepare(cluster: Cluster) -> None:
-        slowed(cluster)
+        # Nothing ends before the host has come, worked and gone.
+        gone = asyncio.Event()
+        answer = cluster.kinds["environment"].handle
+
+        async def late(self: Any, message: Any) -> Any:
+            if type(message).__name__ == "StepEpisode" and "a" in cluster.nodes and not gone.is_set():
+                await asyncio.sleep(0.05)
+            return await answer(self, message)
+
+        cluster.kinds["environment"] = type("Late", (cluster.kinds["environment"],), {"handle": late})
 
         def join() -> None:
             cluster.join("a", 1)
@@ -92,7 +101,8 @@ async def test_a_host_that_vanishes_costs_what_it_had_not_streamed(tmp_path: Pat
         cluster.on_step = once(join, at=3)
 
         def vanish(worker: FakeRollout) -> None:
-            if worker.name == "rollout.2.1" and worker.sequence == 4:
+            if worker.name == "rollout.2.1" and not gone.is_set():
+                gone.set()
                 cluster.nodes["a"].vanish()
 
         cluster.on_frame = vanish
