@@ -71,9 +71,10 @@ def test_ws_10_a_half_of_the_only_pair_is_killed_and_the_job_goes_on(tmp_path: P
     with sglang_job(tmp_path / "run", rollout__num_workers=2, elastic__pd="1P1D", **LONG) as run:
         wait_for_step(run, 0)
         other = run.ranks(f"rollout.{1 - slot}.1")
-        for victim, incarnation in ((servers(run, slot)[0], 2), (run.ranks(f"rollout.{slot}.")[0], 3)):
+        for incarnation in (2, 3):
             belongings = Belongings.of(servers(run, slot))
-            victim.kill()
+            victims = servers(run, slot) if incarnation == 2 else run.ranks(f"rollout.{slot}.")
+            victims[0].kill()
             belongings.assert_gone()
             done = len(run.steps())
             wait_for_serving(run, slot, incarnation)
