@@ -2,7 +2,7 @@
 # All checks: style, types, import contracts, tests.
 #
 # Needs:    2 CPU cores, 8 GB of memory, Python 3.11 or newer. No GPU (tests that need one are skipped without).
-# Takes:    about 9 minutes; the first time 4 more for the installation into .venv, SGLang's beside it.
+# Takes:    about 10 minutes; the first time 4 more for the installation into .venv, SGLang's beside it.
 # You see:  one heading a check, the slowest tests, and pytest's count at the end. Exit code 0: all is well.
 #
 # Usage: launch/test.sh [--full] [pytest arguments ...]      --full adds the long soaks
