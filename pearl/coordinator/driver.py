@@ -93,6 +93,7 @@ class Driver:
         commands, self._commands = self._commands, []
         for command in commands:
             self._performer.perform(command)
+        self._files.flush()
         if self._journal.wants_snapshot and self._performer.finish is None:
             self._files.mark(self._journal.num_entries, self._clock.now())
             self._journal.roll(self._core.snapshot())

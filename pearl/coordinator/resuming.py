@@ -53,6 +53,7 @@ def go_on(config: Config, files: RunFiles, segment_bytes: int = SEGMENT_BYTES) -
     for entry in segment.entries:
         now = entry.now
         finish = _write_again(replay.decode_commands(entry.commands), files) or finish
+    files.flush()
     if finish is not None and finish.exit_code == 0:
         raise FinishedError(finish)
     first_entry = segment.opening.first_entry + len(segment.entries)

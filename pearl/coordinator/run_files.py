@@ -34,7 +34,8 @@ class Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RunFiles:
-    """The one writer of the run directory's results. What was written is with the OS when the call returns."""
+    """The one writer of the run directory's results. Lines of the two result files gather until ``flush``: a step ends
+    with one for each of its trajectories. All else is with the OS when the call returns."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
@@ -46,6 +47,7 @@ class RunFiles:
         self.logs.mkdir(parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._fds = [os.open(run_dir / name, flags, 0o644) for name in RESULT_NAMES]
+        self._pending = [bytearray() for _ in RESULT_NAMES]
 
     def write_config(self, config: Config) -> None:
         _replace(self.run_dir / "config.toml", resolved_toml(config).encode())
@@ -57,6 +59,12 @@ class RunFiles:
     def trajectory(self, record: TrajectoryRecord) -> None:
         self._append(1, record)
 
+    def flush(self) -> None:
+        """All lines so far are with the OS on return. After an OSError the run must end."""
+        for fd, pending in zip(self._fds, self._pending, strict=True):
+            while pending:
+                del pending[: os.write(fd, pending)]
+
     def summary(self, summary: dict[str, Any]) -> None:
         _replace(self.run_dir / "summary.json", msgspec.json.format(strict_json(summary), indent=2) + b"\n")
 
@@ -66,6 +74,7 @@ class RunFiles:
 
     def mark(self, first_entry: int, now: float) -> None:
         """Note the sizes for the journal segment that is about to be opened at ``first_entry``."""
+        self.flush()
         sizes = [os.fstat(fd).st_size for fd in self._fds]
         # The mark before stays: the segment that this one is for may never come to be.
         marks = [*self._read_marks()[-1:], Mark(first_entry, now, (sizes[0], sizes[1]))]
@@ -77,6 +86,7 @@ class RunFiles:
         Raises:
             ValueError: there is no such mark, or the files are shorter than it says.
         """
+        self.flush()
         mark = next((mark for mark in self._read_marks() if mark.first_entry == first_entry), None)
         if mark is None:
             raise ValueError(
@@ -98,13 +108,12 @@ class RunFiles:
             path.unlink(missing_ok=True)
 
     def close(self) -> None:
+        """What was not flushed is lost, as in a crash; a resume writes it again."""
         while self._fds:
             os.close(self._fds.pop())
 
     def _append(self, index: int, values: Any) -> None:
-        data = memoryview(strict_json(values) + b"\n")
-        while data:
-            data = data[os.write(self._fds[index], data) :]
+        self._pending[index] += strict_json(values) + b"\n"
 
     def _read_marks(self) -> list[Mark]:
         try:

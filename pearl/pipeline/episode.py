@@ -47,6 +47,7 @@ class Trajectory(msgspec.Struct):
     spent_s: float = 0.0  # generating and stepping, not queueing
     generate_s: float = 0.0  # of that, on workers
     queue_s: float = 0.0  # waiting for a worker
+    reset_s: float = 0.0  # until its environment gave the prompt
     since_s: float = 0.0  # when its phase began, where that counts
     restart: str = ""  # start again once what it waits for has answered; the reason
     expired: bool = False  # end as expired once what it waits for has answered
@@ -106,6 +107,7 @@ class Trajectory(msgspec.Struct):
             discarded=discarded,
             tokens_lost=tokens_lost,
             evaluation=self.evaluation,
+            reset_seconds=self.reset_s,
         )
 
 

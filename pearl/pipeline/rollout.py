@@ -128,6 +128,7 @@ class Rollout:
         trajectory.env_open = True
         if not trajectory.turns:
             trajectory.tokens = event.prompt_tokens
+            trajectory.reset_s = event.seconds
             trajectory.turns.append(Turn(new_prompt_tokens=event.prompt_tokens, env_seconds=event.seconds))
         if trajectory.restart:
             self.restart(trajectory)

@@ -75,6 +75,7 @@ class Recording(msgspec.Struct, frozen=True):
     prompt_tokens: int
     turns: tuple[tuple[int, int], ...]
     env_seconds: tuple[float, ...] = ()
+    reset_seconds: float = 0.0
 
 
 class Resampled:
@@ -140,7 +141,7 @@ class Replayed:
             recording = stream(self._seed, "trajectory", trajectory).choice(self._known)
         turns = zip(recording.turns, recording.env_seconds, strict=True)
         scripted = tuple(ScriptedTurn(out, obs, seconds) for (out, obs), seconds in turns)
-        return Script(recording.prompt_tokens, 0.0, scripted)
+        return Script(recording.prompt_tokens, recording.reset_seconds, scripted)
 
 
 class Synthetic:

@@ -51,6 +51,7 @@ class TrainedTurn(msgspec.Struct):
 class TrainedTrajectory(msgspec.Struct):
     trajectory: int
     turns: list[TrainedTurn]
+    reset_seconds: float = 0.0  # part of the first turn's env_seconds; older runs do not tell it
 
 
 def load(name: str, seed: int) -> Workload:
@@ -166,5 +167,11 @@ def _trained(where: str, line: dict[str, Any]) -> tuple[int, Recording] | None:
                 )
     observed = [turn.new_prompt_tokens for turn in turns[1:]] + [0]
     pairs = tuple((max(1, turn.generated_tokens), obs) for turn, obs in zip(turns, observed, strict=True))
-    seconds = tuple(turn.env_seconds for turn in turns)
-    return told.trajectory, Recording(turns[0].new_prompt_tokens, pairs, seconds)
+    seconds = [turn.env_seconds for turn in turns]
+    if not 0 <= told.reset_seconds <= seconds[0]:
+        raise ConfigError(
+            f"{where}: trajectory {told.trajectory}: reset_seconds = {told.reset_seconds}: must be from 0 to the "
+            f"first turn's env_seconds ({seconds[0]})"
+        )
+    seconds[0] -= told.reset_seconds
+    return told.trajectory, Recording(turns[0].new_prompt_tokens, pairs, tuple(seconds), told.reset_seconds)

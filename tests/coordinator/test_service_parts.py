@@ -73,6 +73,7 @@ def test_trajectory_seeds_differ_between_trajectories_and_runs() -> None:
 def test_lp_02_metrics_are_strict_json_whatever_the_numbers(tmp_path: Path) -> None:
     files = RunFiles(tmp_path)
     files.report(Report("step", {"step": 1, "loss": math.nan, "gap": math.inf, "lr": 0.5}))
+    files.flush()
     files.close()
 
     def refuse(name: str) -> None:

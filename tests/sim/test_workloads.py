@@ -87,6 +87,7 @@ def test_a_run_is_replayed_trajectory_by_trajectory(tmp_path: Path) -> None:
     lines = [
         {"trajectory": 4, "trained_step": 0, "turns": turns},
         {"trajectory": 5, "trained_step": None, "turns": turns[:1]},
+        {"trajectory": 6, "trained_step": 0, "turns": turns, "reset_seconds": 0.125},
     ]
     (tmp_path / "trajectories.jsonl").write_text("\n".join(map(json.dumps, lines)))
     script = workload_files.load(str(tmp_path), 0).script(0, 4)
@@ -95,6 +96,10 @@ def test_a_run_is_replayed_trajectory_by_trajectory(tmp_path: Path) -> None:
         (5, 7, 0.5),
         (6, 0, 0.25),
     ]
+    assert script.reset_seconds == 0.0
+    opened = workload_files.load(str(tmp_path), 0).script(0, 6)
+    assert opened.reset_seconds == 0.125
+    assert [turn.env_seconds for turn in opened.turns] == [0.375, 0.25]
 
 
 TRAINED = (
@@ -147,6 +152,11 @@ def test_a_huge_workload_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             "trajectories.jsonl",
             b"{}\r\n\r\n" + TRAINED.replace(b"0.5", b"-0.5"),
             "line 3: trajectory 4: env_seconds = -0.5: must be 0 or more",
+        ),
+        (
+            "trajectories.jsonl",
+            TRAINED.replace(b'"turns"', b'"reset_seconds": 0.75, "turns"'),
+            r"reset_seconds = 0.75: must be from 0 to the first turn's env_seconds \(0.5\)",
         ),
         ("trajectories.jsonl", TRAINED.replace(b"30", b"30.5"), "line 1: trajectory 4: Expected `int`"),
     ],

@@ -152,8 +152,32 @@ def test_the_next_turn_computes_only_what_is_new() -> None:
     run(core, request(2, longer, seed=7))
     # The last token of an answer is never computed by the turn that makes it.
     assert prefilled(core, 2) == 31
-    run(core, request(3, longer, seed=8))
-    assert prefilled(core, 3) == 150, "another trajectory's"
+
+
+def test_siblings_wait_for_the_first_to_compute_their_prompt_and_are_spared_it() -> None:
+    core = ready(prefill_chunk_tokens=60)
+    context = prompt(1, 100, 20)
+    siblings = [request(attempt, context, seed=attempt) for attempt in (1, 2, 3)]
+    found, seconds = run(core, *siblings, request(4, prompt(2, 100, 20)))
+    assert [prefilled(core, attempt) for attempt in (1, 2, 3, 4)] == [100, 1, 1, 100]
+    # The stranger does not wait behind them: it takes what the first leaves of the second chunk.
+    assert seconds[:2] == pytest.approx([A_S + 60 * PREFILL_S, A_S + 60 * PREFILL_S])
+    assert found[1] == run(ready(), request(1, context, seed=1))[0][1]
+    run(core, request(5, context, seed=5))
+    assert prefilled(core, 5) == 1, "of what the first left behind"
+    run(core, request(6, [*context, *found[1]], seed=6))
+    assert prefilled(core, 6) == 1, "of as much as they have in common"
+
+
+def test_what_is_computed_under_old_weights_spares_siblings_nothing() -> None:
+    core = ready()
+    context = prompt(1, 100, 50)
+    core.submit(request(1, context, seed=1))
+    core.begin()
+    core.end()
+    take(core, 2)
+    run(core, request(2, context, seed=2))
+    assert prefilled(core, 2) == 100
 
 
 def test_a_prefix_that_is_not_the_same_is_computed_again_from_where_it_differs() -> None:

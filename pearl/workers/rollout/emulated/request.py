@@ -5,6 +5,7 @@ import numpy as np
 from pearl.state.trajectory import FinishReason, VersionRun
 from pearl.state.weights import Version
 from pearl.workers.rollout.base_core import Half
+from pearl.workers.rollout.emulated.cache import head_of
 from pearl.workers.rollout.emulated.tokens import LOGPROB, Ids
 from pearl.workers.rollout.protocol import Delta, GenerateRequest
 
@@ -17,6 +18,7 @@ class Request:
         "computed",
         "end",
         "half",
+        "head",
         "ids",
         "is_offered",
         "is_stale",
@@ -43,6 +45,7 @@ class Request:
         """Order of admission, and of retraction from the other end."""
         self.key = request.seed
         """Of the trajectory, under which its KV is kept."""
+        self.head = head_of(request.ids)
         self.ids: Ids = np.concatenate((request.ids, answer))
         """The context and all that is going to be said; ``num_tokens`` of them are there by now."""
         self.end = len(self.ids)

@@ -1,14 +1,15 @@
 """Which requests compute how much in the next pass, and whose KV has room. Pure.
 
 Every running request with one token to compute decodes in every pass; up to ``prefill_chunk_tokens`` more go to
-contexts, first come first served. When decoding needs room, kept prefixes go first, then the youngest request is
+contexts, first come first served; a sibling waits while another computes what both begin with, and then is spared it.
+When decoding needs room, kept prefixes go first, then the youngest request is
 retracted: it keeps its tokens, waits at its old place and computes them again.
 """
 
 import bisect
 from typing import NamedTuple
 
-from pearl.workers.rollout.emulated.cache import PrefixCache
+from pearl.workers.rollout.emulated.cache import PrefixCache, common
 from pearl.workers.rollout.emulated.request import Request
 from pearl.workers.rollout.emulated.settings import EmulatedSettings
 
@@ -113,6 +114,8 @@ class Scheduler:
                 budget -= _begin(prefill, request, budget)
         # Room for a decode half is taken only when its KV is sure to come.
         for request in [r for r in self.waiting if r.half != "decode" or r.is_offered]:
+            if self._is_computed_by_another(request):
+                continue
             if not budget or len(self.running) >= self._max_running or not self._admit(request):
                 break
             if request.half == "decode":
@@ -128,13 +131,36 @@ class Scheduler:
         if request.num_tokens + 1 > free:
             return False
         # The last token is computed in any case: its result is the next one.
-        request.computed = self.cache.match(request.key, request.ids[: request.num_tokens - 1])
+        request.computed = self._kept(request)
         self.cache.take(request.key)
         self.held += request.num_tokens
         self.cache.shrink(self.capacity - self.held)
         self.waiting.remove(request)
         bisect.insort(self.running, request, key=_arrival)
         return True
+
+    def _kept(self, request: Request) -> int:
+        """Tokens of its context that need no computing."""
+        context = request.ids[: request.num_tokens - 1]
+        own = self.cache.match(request.key, context)
+        if own or request.half == "decode":
+            return own
+        running = (common(other.ids[: other.computed], context) for other in self._siblings(request))
+        return max(self.cache.match_siblings(request.head, context), *running, 0)
+
+    def _siblings(self, request: Request) -> list[Request]:
+        """Running ones whose KV others may use."""
+        return [r for r in self.running if r.head == request.head and r.half != "decode" and not r.is_stale]
+
+    def _is_computed_by_another(self, request: Request) -> bool:
+        if request.half == "decode":
+            return False
+        behind = [other for other in self._siblings(request) if other.is_prefilling]
+        if not behind:
+            return False
+        kept = self._kept(request)
+        context = request.ids[: request.num_tokens - 1]
+        return any(common(other.ids[: other.target], context) > max(kept, other.computed) for other in behind)
 
 
 def _begin(prefill: list[Work], request: Request, budget: int) -> int:
