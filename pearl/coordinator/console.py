@@ -95,6 +95,8 @@ def gpus_line(values: Values) -> str:
     if event == "returned":
         late = "" if values.get("on_time") else ", too late"
         return f"{gpus}: returned after {_number(values, 'seconds'):.2f} s{late}"
+    if event == "lost":
+        return f"{gpus}: lost ({values.get('reason')})"
     return f"{gpus}: {event}"
 
 

@@ -65,9 +65,13 @@ class ClusterRebuilder:
     # what comes and goes
 
     def on_arrived(self, gpus: tuple[GpuId, ...], now: float) -> None:
-        new = [gpu for gpu in gpus if gpu not in self._leases.rows or not self._leases.rows[gpu].present]
+        """Those that are being given back arrive when they have been."""
+        known = self._leases.rows
+        for row in (known[gpu] for gpu in gpus if gpu in known):
+            row.is_back = row.reclaim_deadline_s is not None
+        new = [gpu for gpu in gpus if gpu not in known or not known[gpu].present]
         for gpu in new:
-            row = self._leases.rows.get(gpu) or self._leases.add(gpu, "preemptible")
+            row = known.get(gpu) or self._leases.add(gpu, "preemptible")
             row.present, row.failures, row.retry_at_s = True, 0, 0.0
         self._counters.arrivals += len(new)
         if new:
@@ -76,13 +80,9 @@ class ClusterRebuilder:
     def on_reclaimed(self, gpus: tuple[GpuId, ...], grace_s: float, reason: str, now: float) -> None:
         """Mandatory: it begins at once and cancels an expansion that it overlaps."""
         rows = [self._leases.rows[gpu] for gpu in gpus if gpu in self._leases.rows]
-        rows = [row for row in rows if row.present and row.zone == "preemptible"]
-        new = [row for row in rows if row.reclaim_deadline_s is None]
-        for row in rows:
-            sooner = now + grace_s if row.reclaim_deadline_s is None else row.reclaim_deadline_s
-            row.reclaim_began_s = now if row.reclaim_began_s is None else row.reclaim_began_s
-            row.reclaim_deadline_s = min(sooner, now + grace_s)
-        self._counters.reclaims += len(new)
+        new = self._take_back(
+            [row for row in rows if row.present and row.zone == "preemptible"], grace_s, now
+        )
         if new:
             told = ",".join(row.gpu for row in new)
             self._effects.report("gpus", now, event="reclaimed", gpus=told, grace_s=grace_s, reason=reason)
@@ -91,7 +91,25 @@ class ClusterRebuilder:
     def on_host_lost(self, host: str, reason: str, now: float) -> None:
         """Its GPUs are gone; the losses of the workers on them come by themselves."""
         there = [row for row in self._leases.rows.values() if row.host == host and row.present]
-        self.on_reclaimed(tuple(row.gpu for row in there), 0.0, reason, now)
+        self._take_back(there, 0.0, now)
+        lost = [row for row in there if not row.is_lost]
+        for row in lost:
+            row.is_lost = True
+        if lost:
+            told = ",".join(row.gpu for row in lost)
+            self._effects.report("gpus", now, event="lost", gpus=told, reason=reason)
+        self._shrink(now)
+
+    def _take_back(self, rows: list[GpuRow], grace_s: float, now: float) -> list[GpuRow]:
+        """Returns those of them that were not being taken back already."""
+        new = [row for row in rows if row.reclaim_deadline_s is None]
+        for row in rows:
+            sooner = now + grace_s if row.reclaim_deadline_s is None else row.reclaim_deadline_s
+            row.reclaim_began_s = now if row.reclaim_began_s is None else row.reclaim_began_s
+            row.reclaim_deadline_s = min(sooner, now + grace_s)
+            row.is_back = False
+        self._counters.reclaims += len(new)
+        return new
 
     def _leavers(self) -> list[WorkerRow]:
         held = {row.holder for row in self._leases.rows.values() if row.reclaim_deadline_s is not None}
@@ -142,15 +160,22 @@ class ClusterRebuilder:
         due = [r for r in self._leases.rows.values() if r.reclaim_deadline_s is not None and r.holder is None]
         if not due:
             return
-        began = min(row.reclaim_began_s for row in due if row.reclaim_began_s is not None)
-        on_time = all(now <= row.reclaim_deadline_s for row in due if row.reclaim_deadline_s is not None)
+        if there := [row for row in due if not row.is_lost]:
+            self._tell_returned(there, now)
+        back = tuple(row.gpu for row in due if row.is_back)
         for row in due:
-            row.present = False
+            row.present = row.is_lost = row.is_back = False
             row.reclaim_began_s = row.reclaim_deadline_s = None
-        gpus = tuple(row.gpu for row in due)
-        self._effects.emit(ReturnGpus(gpus, now - began, on_time))
+        if back:
+            self.on_arrived(back, now)
+
+    def _tell_returned(self, rows: list[GpuRow], now: float) -> None:
+        seconds = now - min(row.reclaim_began_s for row in rows if row.reclaim_began_s is not None)
+        on_time = all(now <= row.reclaim_deadline_s for row in rows if row.reclaim_deadline_s is not None)
+        gpus = tuple(row.gpu for row in rows)
+        self._effects.emit(ReturnGpus(gpus, seconds, on_time))
         self._effects.report(
-            "gpus", now, event="returned", gpus=",".join(gpus), seconds=now - began, on_time=on_time
+            "gpus", now, event="returned", gpus=",".join(gpus), seconds=seconds, on_time=on_time
         )
 
     def _is_sudden(self, row: WorkerRow) -> bool:

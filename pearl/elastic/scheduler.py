@@ -117,8 +117,9 @@ class ElasticScheduler:
             row.losses.clear()
         for gpu in self._leases.rows.values():
             assert gpu.holder is None or gpu.zone == "training", gpu
-            if gpu.reclaim_deadline_s is not None or gpu.host not in own:
+            if gpu.host not in own or (gpu.reclaim_deadline_s is not None and not gpu.is_back):
                 gpu.present = False
+            gpu.is_lost = gpu.is_back = False
             gpu.reclaim_began_s = gpu.reclaim_deadline_s = None
             gpu.holder, gpu.failures, gpu.retry_at_s = None, 0, 0.0
 

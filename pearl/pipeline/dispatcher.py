@@ -36,6 +36,18 @@ class Route(NamedTuple):
     prefill: WorkerRow | None = None
 
 
+class Shares(NamedTuple):
+    """Requests that a worker may have while others take new weights: all that wait would go to the first to be done
+    with it, and the others would find nothing."""
+
+    prefill: int
+    others: int
+
+    def has_room(self, row: WorkerRow, trajectory: Trajectory) -> bool:
+        share = self.prefill if row.role == "prefill" else self.others
+        return row.running < share or row.slot == trajectory.home
+
+
 class DispatchState(msgspec.Struct):
     ready: list[tuple[int, TrajectoryId]] = msgspec.field(
         default_factory=list
@@ -80,13 +92,15 @@ class Dispatcher:
         if not ready:
             return
         rows = [row for row in self._table.serving() if row.running < self._config.max_requests_per_worker]
+        shares = self._shares()
         waiting: list[tuple[int, TrajectoryId]] = []
         while rows and ready:
             entry = heapq.heappop(ready)
             trajectory = trajectories.get(entry[1])
             if trajectory is None or trajectory.phase != "ready":
                 continue
-            route = self._route(trajectory, rows, evaluation)
+            there = rows if shares is None else [r for r in rows if shares.has_room(r, trajectory)]
+            route = self._route(trajectory, there, evaluation)
             if route is None:
                 waiting.append(entry)
                 continue
@@ -94,6 +108,24 @@ class Dispatcher:
             rows = [row for row in rows if row.running < self._config.max_requests_per_worker]
         for entry in waiting:
             heapq.heappush(ready, entry)
+
+    def _shares(self) -> "Shares | None":
+        """None while nobody is about to come back: then those that serve are all there is."""
+        back = [
+            row
+            for row in self._table.rows.values()
+            if row.condition == "updating" and row.version is not None
+        ]
+        if not back:
+            return None
+        there = self._table.serving() + back
+        prefill = [row for row in there if row.role == "prefill"]
+        others = [row for row in there if row.role != "prefill"]
+        return Shares(self._share(prefill), self._share(others))
+
+    def _share(self, rows: list[WorkerRow]) -> int:
+        total = len(self.state.ready) + sum(row.running for row in rows)
+        return -(-total // max(1, len(rows)))
 
     def _route(
         self, trajectory: Trajectory, rows: list[WorkerRow], evaluation: EvaluationRound | None

@@ -18,6 +18,8 @@ class GpuRow(msgspec.Struct):
     holder: Slot | None = None  # a slot, TRAINING, or None while nobody may touch it
     reclaim_began_s: float | None = None  # must be given back
     reclaim_deadline_s: float | None = None
+    is_lost: bool = False  # with its host; what ran on it is still to be heard of
+    is_back: bool = False  # arrived again already, to be used once it has been given back
     failures: int = 0  # expansions that failed on it in a row
     retry_at_s: float = 0.0  # not used before, after a failure
 

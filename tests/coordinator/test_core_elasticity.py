@@ -187,6 +187,40 @@ def test_a_freed_slot_is_used_again_under_a_new_incarnation() -> None:
     assert_clean(world)
 
 
+def gpu_events(world: World) -> list[tuple[Any, Any]]:
+    told = [c.values for c in of_kind(world, commands.Report) if c.kind == "gpus"]
+    return [(values["event"], values["gpus"]) for values in told]
+
+
+def test_a_host_that_comes_again_before_its_workers_are_known_to_be_lost_is_used_again() -> None:
+    world = make_world(num_steps=20)
+    far = (GpuId("far/0"),)
+    world.feed(events.GpusArrived(far))
+    go_until(world, lambda: 2 in serving(world))
+    world.feed(events.HostLost("far", "another agent has joined for it"))
+    world.feed(events.GpusArrived(far))
+    world.lose_worker(Slot(2))
+    go_until(world, lambda: rows(world)[2].incarnation == 2 and 2 in serving(world))
+    assert rows(world)[2].gpus == far
+    assert gpu_events(world) == [("arrived", "far/0"), ("lost", "far/0"), ("arrived", "far/0")]
+    assert not world.returned, "there is nobody to give them back to"
+    assert assert_clean(world)["arrivals"] == 2
+
+
+def test_gpus_that_arrive_again_while_they_are_given_back_are_used_again() -> None:
+    world = make_world(num_steps=20)
+    world.feed(events.GpusArrived(local(4)))
+    go_until(world, lambda: rows(world).get(2) is not None and rows(world)[2].running > 0)
+    world.feed(events.GpusReclaimed(local(4), 5.0, "wanted back"))
+    world.feed(events.GpusArrived(local(4)))
+    assert rows(world)[2].condition == "leaving", "they are given back all the same"
+    go_until(world, lambda: bool(world.returned))
+    go_until(world, lambda: 2 in serving(world))
+    kinds = [event for event, _ in gpu_events(world)]
+    assert kinds == ["arrived", "reclaimed", "returned", "arrived"]
+    assert_clean(world)
+
+
 def test_mb_06_all_workers_gone_at_once_and_the_run_goes_on_when_one_returns() -> None:
     world = make_world()
     go_until(world, lambda: serving(world) == {0, 1})
