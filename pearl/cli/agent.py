@@ -64,8 +64,20 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
         metavar="D",
         help="for the logs of what runs here (default: the run's own)",
     )
-    add("--lease", type=_seconds, default=defaults.lease_s, metavar="S", help="a coordinator that was silent")
-    add("--heartbeat", type=_seconds, default=defaults.heartbeat_period_s, metavar="S", help="its period")
+    add(
+        "--lease",
+        type=_seconds,
+        default=defaults.lease_s,
+        metavar="S",
+        help=f"a coordinator silent for so long is lost (default: {defaults.lease_s:g})",
+    )
+    add(
+        "--heartbeat",
+        type=_seconds,
+        default=defaults.heartbeat_period_s,
+        metavar="S",
+        help=f"how often to say that this host is there (default: {defaults.heartbeat_period_s:g})",
+    )
     return parser.parse_args(words)
 
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from pearl.cli.output import wide_console
 from pearl.config import ConfigError
 from pearl.elastic.decision_engine import MODELS, Decision, decide
 from pearl.elastic.landscape import Candidate
@@ -106,7 +107,6 @@ def _current(text: str | None) -> Allocation | None:
 
 
 def _show(decision: Decision, num_workers: int, makespan: str) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     feasible = [candidate for candidate in decision.candidates if candidate.feasible]
@@ -115,7 +115,7 @@ def _show(decision: Decision, num_workers: int, makespan: str) -> None:
         column.justify = "right"
     for candidate in feasible:
         table.add_row(*_row(candidate), style="bold" if candidate.allocation == decision.target else "")
-    console = Console()
+    console = wide_console()
     console.print(table)
     if cut := len(decision.candidates) - len(feasible):
         console.print(

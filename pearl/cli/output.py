@@ -1,7 +1,23 @@
-"""Standard output whose reader has left."""
+"""Standard output: as wide as it is, and one whose reader has left."""
 
 import os
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PIPE_COLUMNS = 130
+"""Of a file or a pipe, which have no width of their own: cut cells would be lost figures."""
+
+
+def wide_console() -> "Console":
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = PIPE_COLUMNS
+    return console
 
 
 def drop_output() -> None:

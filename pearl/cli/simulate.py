@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from pearl.cli.output import wide_console
 from pearl.config import ConfigError
 from pearl.sim import policies
 from pearl.sim.comparison import run_all, summarize
@@ -128,12 +129,9 @@ def _progress(jobs: list[Job]) -> Iterator[Callable[[int], None]]:
 
 def _show(request: Request, job: Job, summary: Summary, found: dict[str, list[Result]]) -> None:
     from rich.box import SIMPLE
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
-    if not console.is_terminal:
-        console.width = 130  # a file or a pipe has no width of its own; cut cells would be lost figures
+    console = wide_console()
     told = [
         f"{request.config}: {job.hardware.name} ({job.hardware.parameter_set}), workload {job.workload}",
         f"{job.horizon_s:g} s, trace {request.trace or job.config.elastic.trace or 'none'}, seeds {request.seeds}",

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from pearl.cli.asking import Asker, EndedError, SilentError, converse, pick
+from pearl.cli.output import wide_console
 from pearl.cli.tables import Status, view
 from pearl.runtime.registry import LiveRun
 
@@ -56,9 +57,7 @@ async def _print_json(asker: Asker, every_s: float | None) -> None:
 
 
 async def _print_tables(run: LiveRun, asker: Asker, every_s: float | None) -> None:
-    from rich.console import Console
-
-    console = Console()
+    console = wide_console()
     while True:
         console.print(view(run, _decode(await asker.status()), console.width), soft_wrap=False)
         if every_s is None:

@@ -54,7 +54,10 @@ def test_json_is_the_answer_as_it_came(run_dir: Path, capsys: pytest.CaptureFixt
     assert json.loads(capsys.readouterr().out) == ANSWER
 
 
-def test_tables_fit_into_80_columns(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_fit_into_80_columns(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     answer = {**ANSWER, "trainer": "idle", "workers": [WORKER, ASLEEP], "gpus": GPUS}
     with LiveCoordinator(run_dir, lambda: answer):
         assert main(["status", "--run-dir", str(run_dir)]) == 0
@@ -68,10 +71,11 @@ def test_tables_fit_into_80_columns(run_dir: Path, capsys: pytest.CaptureFixture
     assert ["host/3", "preemptible", "no", "-", "-"] in lines
 
 
-def test_a_wide_terminal_shows_the_processes_too(
+def test_a_pipe_shows_the_processes_too(
     run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "160")
+    """It has no width of its own, so nothing is left out for it."""
+    monkeypatch.delenv("COLUMNS", raising=False)
     with LiveCoordinator(run_dir, lambda: ANSWER):
         assert main(["status"]) == 0
     printed = capsys.readouterr().out
