@@ -1,6 +1,6 @@
 """How soon a reclaimed GPU's worker hears the last of the coordinator: from the order's arrival to the last message.
 
-The real service (hub, core, journal, token store) runs under load in one process with stand-ins for the workers, which
+The real service (hub, core, journal, token store) runs under load; stand-ins for the workers, in a process of their own,
 stream as real ones do: a frame of all their requests every 20 ms. GPUs are reclaimed and arrive again by turns. Beside
 it stands the loop's own lag in the same run, which no answer can undercut.
 
@@ -46,6 +46,7 @@ from pearl.coordinator.console import Console  # noqa: E402
 from pearl.coordinator.run_files import RunFiles  # noqa: E402
 from pearl.runtime.errors import PeerGoneError  # noqa: E402
 from pearl.runtime.hub import Asked, Hub, Inbound  # noqa: E402
+from pearl.runtime.lifeline import watch_parent  # noqa: E402
 from pearl.runtime.peer import Peer  # noqa: E402
 from pearl.state.config import Config, ElasticConfig  # noqa: E402
 from pearl.state.messages import control, rollout, training  # noqa: E402
@@ -144,25 +145,60 @@ class PacedTraining(FakeTraining):
         return await super().handle(message)
 
 
+class StandIns:
+    """The part of the session's agent: the stand-ins in a process of their own."""
+
+    def __init__(self, words: list[str]) -> None:
+        self._words = words
+        self._reported = asyncio.Event()
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def launch(self, address: str) -> None:
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, __file__, *self._words, "--stand-ins", address
+        )
+
+    async def report(self) -> control.AgentReport:
+        await self._reported.wait()
+        return control.AgentReport("here", (), 1, 1 << 30)
+
+    def reported(self, report: control.AgentReport) -> None:
+        self._reported.set()
+
+    async def outlive(self) -> str:
+        assert self._process is not None
+        return f"the stand-ins ended with exit code {await self._process.wait()}"
+
+    async def end(self, limit_s: float) -> bool:
+        async with asyncio.timeout(limit_s):
+            await self.outlive()
+        return True
+
+
+async def stand_in(config: Config, address: str) -> None:
+    cluster = Cluster(config)
+    cluster.kinds |= {"rollout": PacedRollout, "training": PacedTraining}
+    await cluster.launch(address)
+    await cluster.run()
+
+
 class Measured(msgspec.Struct):
     latencies: list[Moment]
     lags: list[float]
-    cpu_ratio: float  # of a core, of the whole process
+    cpu_ratio: float  # of a core, of the service's process
     tokens_per_s: float
 
 
 class Trial:
     """Reclaims and arrivals by turns, ordered by a peer as ``pearl preempt`` is one."""
 
-    def __init__(self, config: Config, run_dir: Path) -> None:
+    def __init__(self, config: Config, words: list[str], run_dir: Path) -> None:
         self._config = config
-        self.cluster = Cluster(config)
-        self.cluster.kinds |= {"rollout": PacedRollout, "training": PacedTraining}
         self._files = RunFiles(run_dir)
         self._files.write_config(config)
         self._beginning = resuming.begin(config, self._files)
         console = Console(io.StringIO(), config.rollout.num_workers)
-        agent: Any = self.cluster
+        agent: Any = StandIns(words)
         self._session = session.Session(config, RUN_ID, self._files, console, self._beginning, agent)
         self._lags: list[float] = []
 
@@ -174,12 +210,10 @@ class Trial:
         assert isinstance(hub, TimedHub)
         try:
             async with hub, asyncio.TaskGroup() as group:
-                cluster = group.create_task(self.cluster.run())
                 running = group.create_task(self._session.run(hub))
                 found = await self._measure(hub, num_reclaims)
                 self._session.request_stop(15)
                 await running
-                cluster.cancel()
                 return found
         finally:
             self._beginning.journal.close()
@@ -187,9 +221,7 @@ class Trial:
 
     async def _measure(self, hub: TimedHub, num_reclaims: int) -> Measured:
         await self._until(lambda: self._session.is_driving and self._num_serving() > 0)
-        admin = self.cluster.make_peer(
-            "admin", 1, 1, control.ControlMessage, _ignore, lambda: control.Heartbeat(0)
-        )
+        admin = self._make_admin(hub.address)
         async with asyncio.TaskGroup() as group:
             connection = group.create_task(admin.run())
             absent = self._config.elastic.preemptible_gpus
@@ -203,6 +235,20 @@ class Trial:
             connection.cancel()
         return Measured(
             latencies, self._lags, (_cpu_s() - cpu_s) / seconds, (self._tokens() - tokens) / seconds
+        )
+
+    def _make_admin(self, address: str) -> Peer:
+        runtime = self._config.runtime
+        return Peer(
+            address,
+            hello=control.Hello("admin", 1, 1, "here", os.getpid(), RUN_ID),
+            messages=control.ControlMessage,
+            handler=_ignore,
+            heartbeat=lambda: control.Heartbeat(0),
+            heartbeat_period_s=runtime.heartbeat_period_s,
+            lease_s=runtime.lease_s,
+            queue_messages=runtime.queue_messages,
+            max_frame_bytes=runtime.max_frame_bytes,
         )
 
     async def _reclaim(self, hub: TimedHub, admin: Peer) -> Moment:
@@ -292,11 +338,11 @@ def quantile(values: list[float], ratio: float) -> float:
 def report(found: Measured) -> bool:
     wall = [latency.wall_s for latency in found.latencies]
     cpu = [latency.cpu_s for latency in found.latencies]
-    print(f"load: {found.tokens_per_s:,.0f} tokens/s, this process {found.cpu_ratio:.0%} of a core")
+    print(f"load: {found.tokens_per_s:,.0f} tokens/s, the service uses {found.cpu_ratio:.0%} of a core")
     print(f"{'ms':46}{'p50':>8}{'p99':>8}{'max':>8}")
     for name, values in (
         ("reclaim received -> last message to its worker", wall),
-        ("  of it CPU time, stand-ins included", cpu),
+        ("  of it CPU time", cpu),
         ("lag of the event loop", found.lags),
     ):
         shown = [quantile(values, 0.5), quantile(values, 0.99), max(values)]
@@ -315,11 +361,17 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--requests", type=int, default=12, help="at once, a worker")
     parser.add_argument("--reclaims", type=int, default=150)
+    parser.add_argument("--stand-ins", metavar="ADDRESS", help=argparse.SUPPRESS)
     options = parser.parse_args()
     config = job(options.workers, options.requests)
+    if options.stand_ins:
+        watch_parent()
+        uvloop.run(stand_in(config, options.stand_ins))
+        return 0
     print(f"{options.workers} workers, {options.requests} requests each, {os.cpu_count()} cores")
     with tempfile.TemporaryDirectory() as name, timed_hub():
-        found = uvloop.run(Trial(config, Path(name)).run(options.reclaims))
+        words = [f"--workers={options.workers}", f"--requests={options.requests}"]
+        found = uvloop.run(Trial(config, words, Path(name)).run(options.reclaims))
     return 0 if report(found) else 1
 
 

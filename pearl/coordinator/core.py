@@ -11,7 +11,7 @@ import msgspec
 from pearl.coordinator import summary
 from pearl.coordinator.core_state import CoreState, fresh_state
 from pearl.coordinator.invariants import check
-from pearl.elastic.runtime_tracker import TrajectorySample, TurnSample
+from pearl.elastic.runtime_tracker import TrajectorySample
 from pearl.elastic.scheduler import Demand, ElasticScheduler
 from pearl.pipeline.buffer import CohortBuffer
 from pearl.pipeline.episode import Trajectory
@@ -375,14 +375,4 @@ class Coordinator:
 
 def sample_of(trajectory: Trajectory) -> TrajectorySample:
     """What the runtime tracker learns of a trajectory."""
-    turns = tuple(
-        TurnSample(
-            turn.new_prompt_tokens,
-            turn.prefilled_tokens,
-            turn.generated_tokens,
-            turn.retained_tokens,
-            turn.env_seconds,
-        )
-        for turn in trajectory.turns
-    )
-    return TrajectorySample(turns, trajectory.generate_s, trajectory.queue_s)
+    return TrajectorySample(trajectory.turns, trajectory.generate_s, trajectory.queue_s)

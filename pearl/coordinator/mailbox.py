@@ -37,8 +37,8 @@ class Mailbox(Generic[Item]):
         self._arrived.set()
 
     async def take(self, limit_s: float | None, most: int) -> list[Item]:
-        """All that is urgent, then at most ``most`` of the others; waits up to ``limit_s`` (None = as long as it takes)
-        for the first and returns an empty list when none came."""
+        """All that is urgent, alone, so that nothing else is handled before it is done; else at most ``most`` of the
+        others. Waits up to ``limit_s`` (None = as long as it takes) and returns an empty list when nothing came."""
         if not len(self):
             self._arrived.clear()
             try:
@@ -46,8 +46,10 @@ class Mailbox(Generic[Item]):
                     await self._arrived.wait()
             except TimeoutError:
                 return []
-        items = [*self._urgent]
-        self._urgent.clear()
-        items += [self._items.popleft() for _ in range(min(len(self._items), most))]
+        if self._urgent:
+            urgent = [*self._urgent]
+            self._urgent.clear()
+            return urgent
+        items = [self._items.popleft() for _ in range(min(len(self._items), most))]
         self._room.set()
         return items

@@ -16,6 +16,7 @@ from pearl.elastic.trajectory_classes import averaged, classify
 from pearl.state.config import Config
 from pearl.state.plan import Allocation, Role
 from pearl.state.profile import IterationSums, Platform, Profile, TrajectoryClass, Workload
+from pearl.state.trajectory import Turn
 
 DAMPING = 3.0
 """Within the noise an average moves by a third of ``smoothing``: 5 % of noise a step then leaves 1.2 % in the average,
@@ -41,26 +42,16 @@ Served = Sequence[tuple[Allocation, float]]
 """Allocations and the seconds for which each served a step."""
 
 
-class TurnSample(msgspec.Struct, frozen=True, array_like=True):
-    new_prompt: int  # tokens
-    prefilled: int  # tokens computed for it: cache misses, and what was generated elsewhere, included
-    generated: int
-    retained: int  # generated tokens that stay in the context
-    env_seconds: float
+class TrajectorySample:
+    """A trajectory that was trained: its turns, and the seconds it spent with an engine and waiting for one."""
 
+    __slots__ = ("env_seconds", "generate_seconds", "live_seconds", "turns")
 
-class TrajectorySample(msgspec.Struct, frozen=True, array_like=True):
-    turns: tuple[TurnSample, ...]
-    generate_seconds: float  # with an engine
-    queue_seconds: float = 0.0  # waiting for one
-
-    @property
-    def env_seconds(self) -> float:
-        return sum(turn.env_seconds for turn in self.turns)
-
-    @property
-    def live_seconds(self) -> float:
-        return self.generate_seconds + self.queue_seconds + self.env_seconds
+    def __init__(self, turns: Sequence[Turn], generate_seconds: float, queue_seconds: float = 0.0) -> None:
+        self.turns = turns
+        self.generate_seconds = generate_seconds
+        self.env_seconds = sum([turn.env_seconds for turn in turns])
+        self.live_seconds = generate_seconds + queue_seconds + self.env_seconds
 
 
 class PlatformPriors(msgspec.Struct, frozen=True):
@@ -334,13 +325,13 @@ def measure(samples: Sequence[TrajectorySample]) -> Averages:
     return Averages(
         num_turns=float(len(slowest.turns)),
         mean_turns=len(turns) / len(samples),
-        turn_input_tokens=sum(turn.prefilled for turn in turns) / len(turns),
-        turn_output_tokens=sum(turn.generated for turn in turns) / len(turns),
+        turn_input_tokens=sum(turn.prefilled_tokens for turn in turns) / len(turns),
+        turn_output_tokens=sum(turn.generated_tokens for turn in turns) / len(turns),
         decoding_ratio=generating / live if live > 0 else 1.0,
         env_seconds=slowest.env_seconds,
-        context_tokens=sum(turn.new_prompt + turn.retained for turn in turns) / len(samples),
-        new_prompt_tokens=sum(turn.new_prompt for turn in turns) / len(turns),
-        retained_tokens=sum(turn.retained for turn in turns) / len(turns),
+        context_tokens=sum(turn.new_prompt_tokens + turn.retained_tokens for turn in turns) / len(samples),
+        new_prompt_tokens=sum(turn.new_prompt_tokens for turn in turns) / len(turns),
+        retained_tokens=sum(turn.retained_tokens for turn in turns) / len(turns),
         slowest_seconds=slowest.live_seconds,
     )
 

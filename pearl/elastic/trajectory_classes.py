@@ -8,20 +8,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from pearl.state.profile import TrajectoryClass
+from pearl.state.trajectory import Turn
 
 SHARES = (0.2, 0.2, 0.2, 0.2)
 """Of a batch, from the slowest on; the rest is one class more. Each has at least one trajectory."""
-
-
-class Turn(Protocol):
-    @property
-    def new_prompt(self) -> int: ...
-    @property
-    def prefilled(self) -> int: ...
-    @property
-    def generated(self) -> int: ...
-    @property
-    def retained(self) -> int: ...
 
 
 class Sample(Protocol):
@@ -51,11 +41,11 @@ def _class_of(samples: Sequence[Sample], total: int) -> TrajectoryClass:
     return TrajectoryClass(
         share=len(samples) / total,
         turns=len(turns) / len(samples),
-        input_tokens=sum(turn.prefilled for turn in turns) / len(turns),
-        input_tokens2=sum(turn.prefilled**2 for turn in turns) / len(turns),
-        output_tokens=sum(turn.generated for turn in turns) / len(turns),
+        input_tokens=sum(turn.prefilled_tokens for turn in turns) / len(turns),
+        input_tokens2=sum(turn.prefilled_tokens**2 for turn in turns) / len(turns),
+        output_tokens=sum(turn.generated_tokens for turn in turns) / len(turns),
         env_seconds=sum(sample.env_seconds for sample in samples) / len(turns),
-        context_tokens=sum(turn.new_prompt + turn.retained for turn in turns) / len(samples),
+        context_tokens=sum(turn.new_prompt_tokens + turn.retained_tokens for turn in turns) / len(samples),
     )
 
 

@@ -13,7 +13,7 @@ Phase = Literal["opening", "ready", "generating", "stepping", "finished", "train
 finished: waits for its cohort; trained: kept until a checkpoint holds it."""
 
 
-class Trajectory(msgspec.Struct):
+class Trajectory(msgspec.Struct, gc=False):
     """The mutable row of one episode. ``attempt`` and ``op`` are what it waits for (0 = nothing)."""
 
     id: TrajectoryId

@@ -11,7 +11,7 @@ from pearl.state.trajectory import TrajectoryRecord
 from pearl.state.weights import UpdateMode, Version
 
 
-class Command(msgspec.Struct, frozen=True, tag=True):
+class Command(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Base of all commands."""
 
 

@@ -13,7 +13,7 @@ from pearl.state.trajectory import TokenDelta
 from pearl.state.weights import Version
 
 
-class Event(msgspec.Struct, frozen=True, tag=True):
+class Event(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Base of all events."""
 
 

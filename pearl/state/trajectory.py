@@ -27,7 +27,7 @@ class Outcome(StrEnum):
         return self in (Outcome.EXPIRED, Outcome.INFRASTRUCTURE)
 
 
-class VersionRun(msgspec.Struct, frozen=True, array_like=True):
+class VersionRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """``count`` consecutive generated tokens made under one version."""
 
     version: Version
@@ -35,7 +35,7 @@ class VersionRun(msgspec.Struct, frozen=True, array_like=True):
     kv_version: Version  # the oldest version whose keys and values these tokens attended to
 
 
-class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
+class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What one attempt produced since its last delta. Ids and log-probs are in the token store."""
 
     attempt: AttemptId
@@ -46,7 +46,7 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     error: str = ""
 
 
-class Turn(msgspec.Struct):
+class Turn(msgspec.Struct, gc=False):
     """One exchange with the environment, as it goes into ``trajectories.jsonl``."""
 
     new_prompt_tokens: int
@@ -63,7 +63,7 @@ class Turn(msgspec.Struct):
         return max(0, self.prefilled_tokens - self.new_prompt_tokens)
 
 
-class TrajectoryRecord(msgspec.Struct, frozen=True):
+class TrajectoryRecord(msgspec.Struct, frozen=True, gc=False):
     """One line of ``trajectories.jsonl``, written when the trajectory is trained, masked or discarded."""
 
     prompt: PromptId

@@ -9,10 +9,10 @@ from pearl.elastic.runtime_tracker import (
     RuntimeTracker,
     TrackerState,
     TrajectorySample,
-    TurnSample,
 )
 from pearl.state.plan import Allocation, Role
 from pearl.state.profile import IterationSums, Platform, Profile
+from pearl.state.trajectory import Turn
 
 ITERATIONS = 150
 """Of a role in a step; a real one has thousands."""
@@ -90,11 +90,11 @@ class SyntheticJob:
         turns = round(load.num_turns)
         context = platform.kv_bytes_per_trajectory / platform.kv_bytes_per_token / turns
         retained = min(load.turn_output_tokens, context)
-        turn = TurnSample(
-            new_prompt=round(context - retained),
-            prefilled=round(self._noisy(load.turn_input_tokens * more_in)),
-            generated=round(self._noisy(load.turn_output_tokens * more_out)),
-            retained=round(retained),
+        turn = Turn(
+            new_prompt_tokens=round(context - retained),
+            prefilled_tokens=round(self._noisy(load.turn_input_tokens * more_in)),
+            generated_tokens=round(self._noisy(load.turn_output_tokens * more_out)),
+            retained_tokens=round(retained),
             env_seconds=self._noisy(load.env_seconds * more_env / turns),
         )
         generating = load.env_seconds / load.bubble_ratio if load.bubble_ratio else 1.0

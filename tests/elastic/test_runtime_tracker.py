@@ -18,7 +18,6 @@ from pearl.elastic.runtime_tracker import (
     RuntimeTracker,
     TrackerState,
     TrajectorySample,
-    TurnSample,
     bubble_ratio,
     measure,
     platform_priors,
@@ -26,6 +25,7 @@ from pearl.elastic.runtime_tracker import (
 from pearl.state.config import Config, RolloutConfig
 from pearl.state.plan import Allocation
 from pearl.state.profile import IterationSums, Profile
+from pearl.state.trajectory import Turn
 
 TRUE = shipped("qwen3-8b")
 PRIORS = PlatformPriors(10.0, 1e6, 1e9)
@@ -43,10 +43,8 @@ def sums_of(rows: list[tuple[float, float, float]]) -> IterationSums:
     return total
 
 
-def turn(
-    new_prompt: int = 10, prefilled: int = 30, generated: int = 5, env_seconds: float = 1.0
-) -> TurnSample:
-    return TurnSample(new_prompt, prefilled, generated, retained=generated, env_seconds=env_seconds)
+def turn(new_prompt: int = 10, prefilled: int = 30, generated: int = 5, env_seconds: float = 1.0) -> Turn:
+    return Turn(new_prompt, prefilled, generated, retained_tokens=generated, env_seconds=env_seconds)
 
 
 # recovering

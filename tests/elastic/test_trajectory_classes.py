@@ -2,12 +2,13 @@
 
 import pytest
 
-from pearl.elastic.runtime_tracker import TrajectorySample, TurnSample
+from pearl.elastic.runtime_tracker import TrajectorySample
 from pearl.elastic.trajectory_classes import averaged, classify
+from pearl.state.trajectory import Turn
 
 
 def sample(turns: int, seconds: float = 1.0, prefilled: int = 10) -> TrajectorySample:
-    one = TurnSample(new_prompt=4, prefilled=prefilled, generated=5, retained=3, env_seconds=0.5)
+    one = Turn(4, prefilled, 5, 3, env_seconds=0.5)
     return TrajectorySample((one,) * turns, generate_seconds=seconds)
 
 

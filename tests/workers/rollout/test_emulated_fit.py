@@ -19,9 +19,9 @@ from pearl.elastic.runtime_tracker import (
     RuntimeTracker,
     TrackerState,
     TrajectorySample,
-    TurnSample,
 )
 from pearl.state.plan import Role
+from pearl.state.trajectory import Turn
 from pearl.workers.rollout.emulated.core import EmulatedCore
 from pearl.workers.rollout.emulated.halves import LAYOUT
 from pearl.workers.rollout.kv_transfer.frames import Offer
@@ -39,7 +39,7 @@ class Episode:
         self.number = number
         self.turns_left = num_turns
         self.ids = prompt(number, 200, 30)
-        self.turns: list[TurnSample] = []
+        self.turns: list[Turn] = []
         self.sent_s = self.generate_s = 0.0
         self.new_prompt, self.prefilled, self.generated = len(self.ids), 0, 0
 
@@ -118,7 +118,7 @@ class Run:
         episode.generate_s += self._now - episode.sent_s
         env_s = self._rng.uniform(0.5, 1.5) * ENV_S
         episode.turns.append(
-            TurnSample(episode.new_prompt, episode.prefilled, episode.generated, episode.generated, env_s)
+            Turn(episode.new_prompt, episode.prefilled, episode.generated, episode.generated, env_s)
         )
         self._after(env_s, lambda: self._observed(episode))
 
