@@ -1,8 +1,8 @@
 """How soon a reclaimed GPU's worker hears the last of the coordinator: from the order's arrival to the last message.
 
-The real service (hub, core, journal, token store) runs under load; stand-ins for the workers, in a process of their own,
-stream as real ones do: a frame of all their requests every 20 ms. GPUs are reclaimed and arrive again by turns. Beside
-it stands the loop's own lag in the same run, which no answer can undercut.
+The real service (hub, core, journal, token store) runs under load; stand-ins for the workers, in a process of their
+own, stream as real ones do: a frame of all their requests every 20 ms. GPUs are reclaimed and arrive again by turns.
+Beside it stands the loop's own lag in the same run, which no answer can undercut.
 
     python benchmarks/reclaim_latency.py [--workers 8] [--requests 12] [--reclaims 150]
 
