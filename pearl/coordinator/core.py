@@ -145,29 +145,30 @@ class Coordinator:
         self._end_evaluation(now)
         if self.finished:
             return
-        self._elastic.advance(self._demand(), self._state.published, now)
-        if self._state.trainer.status == "gone" and self._elastic.toggle.is_home:
-            self._elastic.toggle.take_home()
+        state, elastic, rollout = self._state, self._elastic, self._rollout
+        demand = self._demand()
+        elastic.advance(demand, state.published, now)
+        if state.trainer.status == "gone" and elastic.toggle.is_home:
+            elastic.toggle.take_home()
             self._training.start(now)
         self._begin_final_evaluation()
-        if self._state.published is not None:
-            self._rollout.open_episodes(self._state.trainer.step)
-            self._rollout.dispatcher.dispatch(
-                self._state.rollout.trajectories, self._state.rollout.evaluation, now
-            )
+        if state.published is not None:
+            rollout.open_episodes(state.trainer.step)
+            rollout.dispatcher.dispatch(state.rollout.trajectories, state.rollout.evaluation, now)
         if self._training.has_nothing_to_learn_from:
             self._give_up(now, "every trajectory of the first step")
             return
-        if self._elastic.toggle.is_home:
+        if not demand.remaining and elastic.toggle.is_home:
             self._training.train_when_complete(now)
         self._finish_when_done(now)
 
     def _demand(self) -> Demand:
         trainer, buffer = self._state.trainer, self._state.rollout.buffer
-        steps_left = buffer.num_steps - trainer.step
-        cohort = buffer.get(trainer.step) if steps_left > 0 else None
+        step = trainer.step
+        steps_left = buffer.num_steps - step
+        cohort = buffer.get(step) if steps_left > 0 else None
         remaining = 0 if cohort is None else cohort.num_members - cohort.finished
-        waits = trainer.status != "idle" or self._training.is_ready_to_train
+        waits = trainer.status != "idle" or (not remaining and self._training.is_ready_to_train)
         return Demand(waits, remaining, self._config.data.batch_size, steps_left)
 
     # life of the run
@@ -272,6 +273,8 @@ class Coordinator:
 
     def _begin_final_evaluation(self) -> None:
         state = self._state
+        if not state.num_evaluation_tasks:
+            return
         trainer = state.trainer
         at_end = trainer.status == "idle" and trainer.step == state.rollout.buffer.num_steps > 0
         if at_end and state.rollout.evaluation is None and state.counters.eval_reward is None:

@@ -131,10 +131,12 @@ class Dispatcher:
         self, trajectory: Trajectory, rows: list[WorkerRow], evaluation: EvaluationRound | None
     ) -> Route | None:
         able = self._able(trajectory, rows, evaluation)
-        decoders = [row for row in able if row.role == "decode"]
-        if decoders and (pair := self._route_pair(trajectory, able, decoders)):
-            return pair
-        whole = self._nearest(trajectory, [row for row in able if row.role == "colocated"], self._choose)
+        whole_rows = [row for row in able if row.role == "colocated"]
+        if len(whole_rows) < len(able):
+            decoders = [row for row in able if row.role == "decode"]
+            if decoders and (pair := self._route_pair(trajectory, able, decoders)):
+                return pair
+        whole = self._nearest(trajectory, whole_rows, self._choose)
         return None if whole is None else Route(whole)
 
     def _route_pair(

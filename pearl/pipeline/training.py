@@ -148,18 +148,19 @@ class Training:
     @property
     def is_ready_to_train(self) -> bool:
         """The training world idles, its batch is complete, and no evaluation still needs its weights."""
-        state, buffer = self.state, self._rollout.state.buffer
-        if state.status != "idle" or state.step >= buffer.num_steps:
+        state, rollout = self.state, self._rollout.state
+        step = state.step
+        if state.status != "idle" or step >= rollout.buffer.num_steps:
             return False
-        evaluation = self._rollout.state.evaluation
-        held = evaluation is not None and evaluation.step == state.step
-        return buffer.get(state.step).is_complete and not held
+        evaluation = rollout.evaluation
+        held = evaluation is not None and evaluation.step == step
+        return rollout.buffer.get(step).is_complete and not held
 
     @property
     def has_nothing_to_learn_from(self) -> bool:
         """The cohort is complete, all of it is masked, and nothing was ever trained: it never worked."""
         state, buffer = self.state, self._rollout.state.buffer
-        if state.status != "idle" or state.step >= buffer.num_steps or self._counters.trajectories_trained:
+        if self._counters.trajectories_trained or state.status != "idle" or state.step >= buffer.num_steps:
             return False
         cohort = buffer.get(state.step)
         return cohort.is_complete and all(t.outcome and t.outcome.is_masked for t in self._members(cohort))

@@ -7,6 +7,7 @@ token's. Everything joins and ends at a pass's boundary, as in a real engine.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 from pearl.sim.clock import VirtualClock
 from pearl.sim.decode_batch import DecodeBatch
@@ -131,8 +132,7 @@ class Engine:
 
     def _wake(self, time: float) -> None:
         self._life += 1
-        life = self._life
-        self._clock.at(time, lambda: self._boundary(life))
+        self._clock.at(time, partial(self._boundary, self._life))
 
     def _boundary(self, life: int) -> None:
         if life != self._life:
@@ -145,7 +145,8 @@ class Engine:
             one, growth = self._pass_seconds()
             self._advance(self._wake_passes, many_passes(self._wake_passes, one, growth))
             self._at = self._clock.now
-        ended += [self._end(sequence, sequence.request.finish) for sequence in self._batch.due()]
+        if due := self._batch.due():
+            ended += [self._end(sequence, sequence.request.finish) for sequence in due]
         self._make_room()
         if queue.waiting or queue.admitted:
             self._begin_chunk()
@@ -162,14 +163,14 @@ class Engine:
 
     def _schedule(self) -> None:
         """The next boundary at which something happens."""
-        one, growth = self._pass_seconds()
         if self._queue.chunk:
-            self._wake(self._at + one + self._queue.chunk_seconds)
+            self._wake(self._at + self._pass_seconds()[0] + self._queue.chunk_seconds)
             return
         next_end = self._batch.next_end()
         if next_end is None:
             self._life += 1
             return
+        one, growth = self._pass_seconds()
         passes = next_end - self._batch.passes
         free = self._capacity - self._running_tokens
         count = len(self._batch.sequences)

@@ -19,28 +19,25 @@ class IterationTally:
 
     def add(self, passes: int, seconds: float, decoding: int, prefill: int, context: int) -> None:
         """``seconds`` of all ``passes`` together; ``prefill`` tokens in the one pass that has any; ``context`` of all
-        that decode at the first pass, each longer by a token at every next one."""
+        that decode at the first pass, each longer by a token at every next one: as if all passes had the context of
+        the middle one."""
+        middle = context + decoding * (passes - 1) / 2
         self.count += passes
         self.seconds += seconds
         self.decoding += passes * decoding
         self.decoding2 += passes * decoding * decoding
         self.seconds_decoding += seconds * decoding
         self.seconds2 += seconds * seconds / passes
-        self._add_context(passes, seconds, decoding, prefill, context)
+        self.context += passes * middle
+        self.context2 += passes * middle * middle
+        self.decoding_context += passes * decoding * middle
+        self.seconds_context += seconds * middle
         if prefill:
             self.prefill += prefill
             self.prefill2 += prefill * prefill
             self.decoding_prefill += decoding * prefill
             self.seconds_prefill += seconds * prefill
-
-    def _add_context(self, passes: int, seconds: float, decoding: int, prefill: int, context: int) -> None:
-        """As if all passes had the context of the middle one."""
-        middle = context + decoding * (passes - 1) / 2
-        self.context += passes * middle
-        self.context2 += passes * middle * middle
-        self.decoding_context += passes * decoding * middle
-        self.prefill_context += prefill * middle
-        self.seconds_context += seconds * middle
+            self.prefill_context += prefill * middle
 
     def take(self) -> IterationSums:
         sums = IterationSums(
