@@ -31,6 +31,7 @@ from pearl.workers.rollout.refusals import misfit
 from pearl.workers.rollout.sglang.client import ServerError
 from pearl.workers.rollout.sglang.control import Control
 from pearl.workers.rollout.sglang.halves import Halves
+from pearl.workers.rollout.sglang.loading import Loading
 from pearl.workers.rollout.sglang.meeting import MeetingPoint
 from pearl.workers.rollout.sglang.memory import held_bytes
 from pearl.workers.rollout.sglang.model_files import Model
@@ -39,7 +40,6 @@ from pearl.workers.rollout.sglang.requests import refusal
 from pearl.workers.rollout.sglang.running import CountTokens, Running
 from pearl.workers.rollout.sglang.server import Server
 from pearl.workers.rollout.sglang.settings import SglangSettings
-from pearl.workers.rollout.sglang.weights import StagedWeights, answers, complaints
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,6 @@ IDLE_LIMIT_S = 10.0
 HEALTH_PERIOD_S = 2.0
 MAX_SILENT = 5
 """Looks in a row that its scheduler did not answer; then it is stuck, and the worker with it."""
-ANSWER_NAME = "loaded"
 
 
 class EngineDiedError(Exception):
@@ -97,9 +96,7 @@ class SglangEngine:
         self._is_paused = False
         self._is_restarting = False
         self._released: set[MemoryTag] = set()
-        self._staged: StagedWeights | None = None
-        self._digest = ""  # SGLang's, over what it loaded
-        self._checksum = ""
+        self._loading = Loading(settings)
         self._num_flushes = 0
         self._failure = ""
         self._has_failed = asyncio.Event()
@@ -167,7 +164,7 @@ class SglangEngine:
             await self._server.stop()
         else:
             self._server.unwatch()
-        self._drop_staged()
+        self._loading.drop()
 
     # Requests
 
@@ -253,64 +250,43 @@ class SglangEngine:
         if self._halves is not None:
             await self._halves.end_transfers()
         await self._hold()
-        self._drop_staged()
-        self._staged = StagedWeights(self._model, version, tensors)
+        self._loading.stage(self._model, version, tensors)
         self.state = "updating"
 
     async def update_bucket(self, bucket: BucketSpec, data: memoryview) -> None:
         """``data`` may be reused when this returns."""
-        if self._staged is None or self.state != "updating":
+        if self._loading.staged is None or self.state != "updating":
             raise ValueError("no update has begun")
-        self._staged.add(bucket, data)
+        self._loading.staged.add(bucket, data)
 
     async def end_update(self) -> str:
-        staged = self._staged
+        staged = self._loading.staged
         if staged is None or self.state != "updating":
             raise ValueError("no update has begun")
         self.state = "invalid"
         staged.check_whole()
-        await self._load(staged)
+        await self._load()
         self.state, self.version = "ready", staged.version
         await self._go_on()
-        return self._checksum
+        return self._loading.checksum
 
-    async def _load(self, staged: StagedWeights) -> None:
-        """Into SGLang, and the proof that it is there."""
-        answer = self._settings.model_directory / ANSWER_NAME
-        payloads = staged.order(answer, self._settings.num_gpus)
-        await self._control.load_weights(payloads, str(staged.version))
-        said = answers(answer, self._settings.num_gpus)
-        if complaint := complaints(said):
-            raise ValueError(f"the update was not loaded: {complaint}")
-        if unknown := said[0]["unknown"]:
-            log.warning("%d tensors could not be read back, first %s", len(unknown), unknown[0])
-        self._checksum = await asyncio.to_thread(staged.checksum)
-        self._digest = await self._control.digest()
+    async def _load(self) -> None:
+        version = await self._loading.load(self._control)
         if not self._running.is_held:  # else requests with their KV are in it
             await self._control.flush(IDLE_LIMIT_S)
-        self._running.update(staged.version)
-        self._running.version = staged.version
-        self._running.cache_key = self._cache_key(staged.version)
+        self._running.update(version)
+        self._running.version = version
+        self._running.cache_key = self._cache_key(version)
 
     async def checksum(self) -> str:
         """Without whole weights: SGLang's own digest of whatever it holds, equal to no published one."""
         self._check_open()
         if "weights" in self._released:
             raise ValueError("the memory of the weights is released; there is nothing to sum")
-        digest = await self._control.digest()
-        if self.state != "ready":
-            return digest
-        if digest != self._digest:
-            raise ValueError(f"SGLang's weights have changed since {self.version} was loaded")
-        return self._checksum
+        return await self._loading.proof(self._control, self.version if self.state == "ready" else None)
 
     def _cache_key(self, version: Version | None = None) -> str:
         return f"{version or self.version}/{self._num_flushes}"
-
-    def _drop_staged(self) -> None:
-        if self._staged is not None:
-            self._staged.close()
-            self._staged = None
 
     # Memory
 
@@ -324,7 +300,7 @@ class SglangEngine:
         new: list[MemoryTag] = [tag for tag in tags if tag not in self._released]
         if "weights" in new:
             self.state, self.version = "empty", None
-            self._drop_staged()
+            self._loading.drop()
         if not new:
             return Released(0, 0.0, 0.0)
         return await self._release(new)
@@ -402,8 +378,8 @@ class SglangEngine:
             await self._server.start(role, self._start_limit_s)
             self._running.is_held = False
             self._connect()
-            if self.state == "ready" and self._staged is not None:
-                await self._load(self._staged)
+            if self.state == "ready" and self._loading.staged is not None:
+                await self._load()
         except ValueError as error:
             self._fail(f"SGLang could not be started as {role}: {error}")
             raise

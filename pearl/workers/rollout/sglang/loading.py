@@ -1,0 +1,60 @@
+"""The weights in SGLang: how an update gets there, and the proof of what it holds."""
+
+import asyncio
+import logging
+
+from pearl.state.weights import TensorSpec, Version
+from pearl.workers.rollout.sglang.control import Control
+from pearl.workers.rollout.sglang.model_files import Model
+from pearl.workers.rollout.sglang.settings import SglangSettings
+from pearl.workers.rollout.sglang.weights import StagedWeights, answers, complaints
+
+log = logging.getLogger(__name__)
+
+ANSWER_NAME = "loaded"
+
+
+class Loading:
+    """``staged`` is the newest update: being filled, or whole and kept for an SGLang that is started anew."""
+
+    def __init__(self, settings: SglangSettings) -> None:
+        self.staged: StagedWeights | None = None
+        self.checksum = ""
+        """Of what was loaded last, as published."""
+        self._settings = settings
+        self._digest = ""  # SGLang's own, of the same
+
+    def stage(self, model: Model, version: Version, tensors: tuple[TensorSpec, ...]) -> None:
+        """Begin an update. Raises ValueError when the tensors are not exactly those of the model."""
+        self.drop()
+        self.staged = StagedWeights(model, version, tensors)
+
+    def drop(self) -> None:
+        if self.staged is not None:
+            self.staged.close()
+            self.staged = None
+
+    async def load(self, control: Control) -> Version:
+        """What is staged, into SGLang, and the proof that it is there. ValueError when it is not."""
+        staged, ranks = self.staged, self._settings.num_gpus
+        assert staged is not None
+        answer = self._settings.model_directory / ANSWER_NAME
+        await control.load_weights(staged.order(answer, ranks), str(staged.version))
+        said = answers(answer, ranks)
+        if complaint := complaints(said):
+            raise ValueError(f"the update was not loaded: {complaint}")
+        if unknown := said[0]["unknown"]:
+            log.warning("%d tensors could not be read back, first %s", len(unknown), unknown[0])
+        self.checksum = await asyncio.to_thread(staged.checksum)
+        self._digest = await control.digest()
+        return staged.version
+
+    async def proof(self, control: Control, version: Version | None) -> str:
+        """The checksum of ``version``, which was loaded last and must still be there; of None, SGLang's own digest of
+        whatever it holds, equal to no published checksum."""
+        digest = await control.digest()
+        if version is None:
+            return digest
+        if digest != self._digest:
+            raise ValueError(f"SGLang's weights have changed since {version} was loaded")
+        return self.checksum
