@@ -30,16 +30,8 @@ import uvloop
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "coordinator")]
 
-from cluster import (  # noqa: E402
-    RUN_ID,
-    STOP,
-    Cluster,
-    FakeRollout,
-    FakeTraining,
-    floats,
-    pack,
-    small_config,
-)
+from cluster import Cluster  # noqa: E402
+from fakes import RUN_ID, STOP, FakeRollout, FakeTraining, floats, pack, small_config  # noqa: E402
 
 from pearl.coordinator import resuming, session  # noqa: E402
 from pearl.coordinator.console import Console  # noqa: E402

@@ -22,7 +22,8 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "coordinator"))
 
-from cluster import RUN_ID, Cluster, FakeRollout, floats, pack
+from cluster import Cluster
+from fakes import RUN_ID, FakeRollout, floats, pack
 
 from pearl.coordinator import resuming
 from pearl.coordinator.console import Console

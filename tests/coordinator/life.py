@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from checker import check
-from cluster import RUN_ID, Cluster, small_config
+from cluster import Cluster
+from fakes import RUN_ID, small_config
 
 from pearl.coordinator import replay, resuming
 from pearl.coordinator.console import Console

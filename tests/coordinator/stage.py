@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cluster import RUN_ID, Cluster
+from cluster import Cluster
+from fakes import RUN_ID
 
 from pearl.coordinator.console import Console
 from pearl.coordinator.resuming import Beginning

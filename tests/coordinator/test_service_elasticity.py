@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from cluster import Cluster, FakeRollout, small_config
+from cluster import Cluster
+from fakes import FakeRollout, small_config
 from life import Life, once, run_whole
 
 from pearl.state.config import Config, ElasticConfig, RuntimeConfig

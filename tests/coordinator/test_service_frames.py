@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from cluster import floats, pack, unpack
+from fakes import floats, pack, unpack
 
 from pearl.coordinator.frames import Attempt, BrokenFrameError, Frames
 from pearl.runtime.token_store import TokenStore

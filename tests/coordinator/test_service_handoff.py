@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from cluster import FakeRollout, FakeTraining, small_config
+from fakes import FakeRollout, FakeTraining, small_config
 from stage import Stage, staged
 
 from pearl.state import commands, events

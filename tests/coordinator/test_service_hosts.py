@@ -7,7 +7,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from cluster import Node, small_config
+from cluster import Node
+from fakes import small_config
 from stage import Stage, staged
 
 from pearl.config import resolved_json

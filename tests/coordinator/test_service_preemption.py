@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from cluster import small_config
+from fakes import small_config
 from stage import Stage, staged
 
 from pearl.coordinator.preemption import Preemption

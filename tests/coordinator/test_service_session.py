@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 from checker import check
-from cluster import Cluster, FakeEnvironment, FakeRollout, FakeTraining, read_lines, small_config, unpack
+from cluster import Cluster
+from fakes import FakeEnvironment, FakeRollout, FakeTraining, read_lines, small_config, unpack
 from life import Life, once, run_whole
 
 from pearl.coordinator import replay, resuming
