@@ -12,25 +12,20 @@ from typing import Generic, Literal, Protocol, TypeVar
 from pearl.state.messages.rollout import IterationStat
 from pearl.state.trajectory import FinishReason
 from pearl.state.weights import BucketSpec, Version
+from pearl.workers.rollout.base_halves import BaseHalves, HalfRequest
 from pearl.workers.rollout.kv_transfer.frames import Offer
-from pearl.workers.rollout.kv_transfer.pages import Notice
 from pearl.workers.rollout.protocol import Delta, GenerateRequest, Role
 
 State = Literal["empty", "updating", "invalid", "ready"]
-Half = Literal["prefill", "decode"]
 MAX_STATS = 4096
 """Passes remembered between two calls of ``take_stats``."""
 
 
-class CoreRequest(Protocol):
-    attempt: int
-    half: Half | None
-    is_offered: bool
+class CoreRequest(HalfRequest, Protocol):
     prefilled: int
 
 
 RequestT = TypeVar("RequestT", bound=CoreRequest)
-TakenT = TypeVar("TakenT", bound=CoreRequest, contravariant=True)
 
 
 class CoreScheduler(Protocol[RequestT]):
@@ -40,16 +35,6 @@ class CoreScheduler(Protocol[RequestT]):
     def remove(self, request: RequestT) -> None: ...
 
     def forget_cache(self) -> None: ...
-
-
-class CoreHalves(Protocol[TakenT]):
-    notices: list[Notice]
-
-    def ended(self, request: TakenT, reason: str) -> None: ...
-
-    def offered(self, request: TakenT, offer: Offer) -> None: ...
-
-    def problem_with(self, request: TakenT, offer: Offer, version: Version | None) -> str: ...
 
 
 class Incoming(Protocol):
@@ -63,9 +48,9 @@ IncomingT = TypeVar("IncomingT", bound=Incoming)
 
 class BaseCore(ABC, Generic[RequestT, IncomingT]):
     scheduler: CoreScheduler[RequestT]
-    halves: CoreHalves[RequestT]
+    halves: BaseHalves[RequestT]
 
-    def __init__(self, scheduler: CoreScheduler[RequestT], halves: CoreHalves[RequestT]) -> None:
+    def __init__(self, scheduler: CoreScheduler[RequestT], halves: BaseHalves[RequestT]) -> None:
         self.state: State = "empty"
         self.version: Version | None = None
         self.paused = False

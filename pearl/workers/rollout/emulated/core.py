@@ -13,7 +13,8 @@ from pearl.state.messages.rollout import IterationStat
 from pearl.state.trajectory import FinishReason
 from pearl.state.weights import TensorSpec, Version
 from pearl.workers.emulated_model import checksum_of
-from pearl.workers.rollout.base_core import BaseCore, Half
+from pearl.workers.rollout.base_core import BaseCore
+from pearl.workers.rollout.base_halves import Half
 from pearl.workers.rollout.emulated.halves import Halves
 from pearl.workers.rollout.emulated.request import Request
 from pearl.workers.rollout.emulated.scheduler import Plan, Scheduler

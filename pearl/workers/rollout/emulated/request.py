@@ -4,7 +4,7 @@ import numpy as np
 
 from pearl.state.trajectory import FinishReason, VersionRun
 from pearl.state.weights import Version
-from pearl.workers.rollout.base_core import Half
+from pearl.workers.rollout.base_halves import Half
 from pearl.workers.rollout.emulated.cache import head_of
 from pearl.workers.rollout.emulated.tokens import LOGPROB, Ids
 from pearl.workers.rollout.protocol import Delta, GenerateRequest

@@ -84,8 +84,8 @@ class EngineCore(BaseCore[Request, IncomingWeights]):
             capacity = self.scheduler.pool.num_pages * self.scheduler.page_tokens
             text = f"{entry.limit} tokens of context and answer never fit into {capacity} tokens of KV"
             self._answer(request, "error", text)
-            if half is not None:
-                self.halves.refused(entry, request.pair, text)
+            if half == "prefill":
+                self.halves.refused(request.attempt, request.pair, text)
             return
         self._num_arrivals += 1
         self._requests[request.attempt] = entry

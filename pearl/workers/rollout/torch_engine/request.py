@@ -5,7 +5,7 @@ import numpy.typing as npt
 
 from pearl.state.splitmix import splitmix64
 from pearl.state.weights import Version
-from pearl.workers.rollout.base_core import Half
+from pearl.workers.rollout.base_halves import Half
 from pearl.workers.rollout.kv_transfer.frames import KvLayout
 from pearl.workers.rollout.protocol import GenerateRequest
 
@@ -22,6 +22,7 @@ class Request:
         "is_offered",
         "is_stale",
         "key",
+        "kv_told",
         "kv_version",
         "layout",
         "limit",
@@ -34,7 +35,6 @@ class Request:
         "stop_ids",
         "table",
         "temperature",
-        "told",
         "verified",
     )
 
@@ -77,7 +77,7 @@ class Request:
         """Decode half: its prefill half has pages and computes."""
         self.layout: KvLayout | None = None
         """Decode half: of the KV that comes."""
-        self.told = -1
+        self.kv_told = -1
         """Prefill half: tokens whose KV was last said to be ready."""
         self.key = splitmix64(request.seed)
         self.temperature = request.params.temperature
