@@ -17,6 +17,8 @@ from pearl.state.profile import Profile
 
 MOST_WORKERS = 100_000
 """More is a typing mistake, and the table would not end."""
+MOST_ROWS = 100
+"""Of the table for people."""
 TERMS = ("prefill", "transfer", "decode", "overhead", "env")
 
 SUMS = {
@@ -113,10 +115,15 @@ def _show(decision: Decision, num_workers: int, makespan: str) -> None:
     table = Table("allocation", "seconds", *TERMS)
     for column in table.columns[1:]:
         column.justify = "right"
-    for candidate in feasible:
+    shown = feasible
+    if len(feasible) > MOST_ROWS:
+        shown = sorted(feasible, key=lambda candidate: candidate.seconds)[:MOST_ROWS]
+    for candidate in shown:
         table.add_row(*_row(candidate), style="bold" if candidate.allocation == decision.target else "")
     console = wide_console()
     console.print(table)
+    if len(shown) < len(feasible):
+        console.print(f"the {len(shown)} quickest of {len(feasible)}; --json has them all", highlight=False)
     if cut := len(decision.candidates) - len(feasible):
         console.print(
             f"{cut} of {len(decision.candidates)} cannot hold the batch's KV cache on their decode workers"

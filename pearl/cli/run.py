@@ -11,7 +11,7 @@ from pearl import config as settings
 from pearl.cli.output import drop_output
 from pearl.config import ConfigError
 from pearl.coordinator import service
-from pearl.coordinator.service import load_trace
+from pearl.coordinator.service import check_address, load_trace
 from pearl.envs.loader import BUILT_IN, load_environment
 from pearl.state.config import Config, RunConfig
 
@@ -38,6 +38,7 @@ def run(request: Request) -> int:
     """
     config, run_dir = _resumed(request) if request.resume else _fresh(request)
     _check_environment(config)
+    check_address(config)
     if request.dry_run:
         load_trace(config, lambda note: print(f"# {note}"))
         print(settings.resolved_toml(config) + would_start(config, run_dir, request.resume))

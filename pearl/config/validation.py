@@ -87,6 +87,14 @@ AT_LEAST: dict[str, dict[str, int]] = {
 }
 """Smallest allowed value of a key."""
 
+AT_MOST: dict[str, dict[str, int]] = {
+    "environment": {"num_workers": 1 << 12},
+    "rollout": {"num_workers": 1 << 16, "gpus_per_worker": 1 << 10},
+    "training": {"num_ranks": 1 << 16},
+    "elastic": {"preemptible_gpus": 1 << 16},
+}
+"""Largest allowed value of a key: a slip of the finger must not fill the host."""
+
 POSITIVE: dict[str, tuple[str, ...]] = {
     "model": ("initializer_range",),
     "environment": ("reset_timeout_s", "step_timeout_s"),
@@ -136,6 +144,11 @@ def _ranges(config: Config) -> Iterator[str]:
             value = _get(config, section, key)
             if value < least:
                 yield f"{section}.{key}: {show(value)} is less than {least}"
+    for section, bounds in AT_MOST.items():
+        for key, most in bounds.items():
+            value = _get(config, section, key)
+            if value > most:
+                yield f"{section}.{key}: {show(value)} is more than {most}"
     for section, keys in POSITIVE.items():
         for key in keys:
             value = _get(config, section, key)
@@ -233,6 +246,11 @@ def _elastic(config: Config) -> Iterator[str]:
         yield f"elastic.smoothing: {elastic.smoothing} is the weight of the newest measurement; use at most 1"
     if elastic.trace and not elastic.inter:
         yield f'elastic.trace: "{elastic.trace}" brings GPUs that nobody uses; set elastic.inter = true'
+    if 0 < elastic.preemptible_gpus < config.rollout.gpus_per_worker:
+        yield (
+            f"elastic.preemptible_gpus: {elastic.preemptible_gpus} are not enough for one worker "
+            f"(rollout.gpus_per_worker = {config.rollout.gpus_per_worker})"
+        )
     if elastic.ratio_threshold >= 1 or elastic.mode_threshold >= 1:
         yield "elastic.ratio_threshold, elastic.mode_threshold: relative gains; use less than 1"
     if elastic.mode_threshold < elastic.ratio_threshold:

@@ -56,7 +56,8 @@ class Console:
                 return gpus_line(values)
             case "handoff":
                 self._lent = self._lent or values.get("event") == "borrow"
-                return self._first(f"handoff {values.get('event')}", handoff_line(values))
+                line = handoff_line(values)
+                return self._first(f"handoff {values.get('event')}", line) if line else ""
             case "gate":
                 return self._changed(f"gate {values.get('gate')}", values.get("yes"), gate_line(values))
             case "decision":
@@ -109,6 +110,8 @@ def handoff_line(values: Values) -> str:
                 f"(preparation {_number(values, 'part_preparation'):.1f}, "
                 f"finalization {_number(values, 'part_finalization'):.1f})"
             )
+        case "borrow" if not _number(values, "workers"):
+            return ""  # the batch was complete before any of them served
         case "borrow":
             return f"training GPUs: lent to {workers} worker(s), which serve after {seconds}"
         case "return":

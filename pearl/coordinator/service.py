@@ -159,8 +159,8 @@ class Service:
         agent = LocalAgent(self._config, self._run_id, files.logs)
         session = Session(self._config, self._run_id, files, self._console, beginning, agent, self._trace)
         async with session.make_hub() as hub:
-            if self._config.elastic.inter and (advice := how_to_join(hub.address)):
-                self._console.say(advice)
+            if self._config.elastic.inter:
+                self._console.say(how_to_join(hub.address))
             entry = registry.register(self._run_dir, hub.address, self._run_id, os.getpid())
             self._session = session
             try:
@@ -232,20 +232,40 @@ def load_trace(config: Config, say: Callable[[str], None]) -> list[TraceEvent]:
 
 
 def how_to_join(address: str) -> str:
-    """For hosts that can reach ``address``, on which we listen; "" when none can."""
+    """For hosts that can reach ``address``, on which we listen."""
     host = urlsplit(address).hostname or ""
     port = address.rpartition(":")[2]
     try:
         where = ipaddress.ip_address(host)
     except ValueError:
         where = None
-    if host == "localhost" or (where is not None and where.is_loopback):
-        return ""
     if where is not None and where.is_unspecified:
         host = socket.gethostname()
     elif where is not None and where.version == 6:
         host = f"[{host}]"
-    return f"other hosts join with: pearl agent --coordinator tcp://{host}:{port}"
+    command = f"pearl agent --coordinator {host}:{port}"
+    if host == "localhost" or (where is not None and where.is_loopback):
+        return f"agents of this host join with: {command} (runtime.address lets other hosts in)"
+    return f"other hosts join with: {command}"
+
+
+def check_address(config: Config) -> None:
+    """ValueError when runtime.address is none on which this host can listen."""
+    address = config.runtime.address
+    host = urlsplit(address).hostname
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ValueError(f'runtime.address: "{address}": {host} is no host ({error.strerror})') from None
+    family, kind, protocol, _, (ip, *_) = found[0]
+    with socket.socket(family, kind, protocol) as probe:
+        try:
+            probe.bind((ip, 0))
+        except OSError:
+            raise ValueError(
+                f'runtime.address: "{address}": {host} is no address of this host; name one of its own, or '
+                "tcp://0.0.0.0:PORT for all of them"
+            ) from None
 
 
 def _needed_fds(config: Config) -> int:

@@ -291,7 +291,8 @@ class Session:
     # the end
 
     async def _end(self, hub: Hub) -> None:
-        reason = self.failure or "the run is over"
+        # Its first line: the rest is of this host's logs, which is no news for theirs.
+        reason = (self.failure or "the run is over").partition("\n")[0]
         # The agents last: they end the groups that do not end by themselves.
         for peer in sorted(hub.peers(), key=lambda name: name.startswith("agent.")):
             try:

@@ -51,11 +51,16 @@ class TracePlayer:
         self._steps = steps
         self._inbox = inbox
         self._say = say
+        self._num_open = len(trace)
+        self._all_settled = asyncio.Event()
 
     async def play(self) -> None:
+        """As long as it takes: the end of the run ends it."""
         for event in self._trace:
             await self._wait_for(event)
             await self._inbox.put(self._injected(event))
+        if self._trace:
+            await self._all_settled.wait()
         self._say(f"trace: all {len(self._trace)} events have been played")
 
     async def _wait_for(self, event: TraceEvent) -> None:
@@ -70,13 +75,20 @@ class TracePlayer:
 
         def accept(gpus: tuple[GpuId, ...]) -> None:
             log.info("%s: %s", what, ", ".join(gpus))
+            self._settle()
 
         def refuse(error: ValueError) -> None:
             log.warning("%s is left out: %s", what, error)
             self._say(f"{what} is left out: {error}")
+            self._settle()
 
         request = Preempt(event.action, event.gpus, event.count, event.grace_s)
         return Injected(request, accept, refuse)
+
+    def _settle(self) -> None:
+        self._num_open -= 1
+        if not self._num_open:
+            self._all_settled.set()
 
 
 def rest(trace: Sequence[TraceEvent], seconds: float, step: int) -> list[TraceEvent]:

@@ -171,7 +171,9 @@ class ClusterRebuilder:
 
     def _tell_returned(self, rows: list[GpuRow], now: float) -> None:
         seconds = now - min(row.reclaim_began_s for row in rows if row.reclaim_began_s is not None)
-        on_time = all(now <= row.reclaim_deadline_s for row in rows if row.reclaim_deadline_s is not None)
+        # Without any grace there is no time to be late for.
+        due = [row.reclaim_deadline_s for row in rows if row.reclaim_deadline_s != row.reclaim_began_s]
+        on_time = all(now <= deadline_s for deadline_s in due if deadline_s is not None)
         gpus = tuple(row.gpu for row in rows)
         self._effects.emit(ReturnGpus(gpus, seconds, on_time))
         self._effects.report(

@@ -105,11 +105,11 @@ def _class_problems(classes: Any) -> Iterator[str]:
 def _number_problem(key: str, value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "is not a number"
-    least = LEAST if key in POSITIVE else 0.0
-    if not least <= value <= MOST:  # catches NaN too
-        return f"must be {'greater than 0' if key in POSITIVE else '0 or more'} and at most {MOST:.0e}"
+    is_positive = key in POSITIVE
     if 0 < value < LEAST:
-        return f"is too small to mean anything; use 0 or at least {LEAST:.0e}"
+        return f"is too small to mean anything; use {'' if is_positive else '0 or '}at least {LEAST:.0e}"
+    if not (LEAST if is_positive else 0.0) <= value <= MOST:  # catches NaN too
+        return f"must be {'greater than 0' if is_positive else '0 or more'} and at most {MOST:.0e}"
     return ""
 
 

@@ -219,8 +219,9 @@ class Hub:
         return self._member(peer).hello
 
     def is_connected(self, peer: str) -> bool:
-        """Whether frames for it found a way when last tried, at most a keepalive period ago."""
-        return peer in self._members.by_name and not self._posting.is_unconnected(peer)
+        """Whether frames for it find a way, as far as this host can tell; tried on the spot."""
+        member = self._members.by_name.get(peer)
+        return member is not None and self._posting.reaches(member)
 
     def last_heard(self, peer: str) -> float:
         """When something last came from it, on ``clock``."""

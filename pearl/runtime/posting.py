@@ -65,9 +65,14 @@ class Posting:
             log.info("%s is connected again", name)
         return [name for name in self._unconnected if names[name].hello.kind == "admin"]
 
-    def is_unconnected(self, name: str) -> bool:
-        """It had no connection when last sent to."""
-        return name in self._unconnected
+    def reaches(self, member: Member) -> bool:
+        """A word to it now, and whether there is a connection for that."""
+        self._unconnected.discard(member.name)
+        member.outbox.flush()
+        member.outbox.put_if_idle(Kind.KEEPALIVE, 0, encode(None))
+        if member.outbox:
+            self._backlog.add(member.name)
+        return member.name not in self._unconnected
 
     def _send(self, name: str, route: bytes, frame: bytes) -> bool:
         if self._faults.active:

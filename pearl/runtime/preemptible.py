@@ -74,7 +74,9 @@ class PreemptibleAgent:
             incarnation += 1
             agent = self._agent = NodeAgent(self._report, self._terms.lease_s, self._choose_logs)
             peer = self._make_peer(agent, incarnation)
+            patience = loop.call_at(give_up_at, self._lose_patience, agent)
             reason = await agent.run(peer)
+            patience.cancel()
             self._run_id = peer.run_id
             if agent.cause == "asked" or self._called_off.is_set():
                 return reason
@@ -87,6 +89,10 @@ class PreemptibleAgent:
                 raise GivenUpError(self._nobody_there(reason))
             if await self._is_called_off(RETRY_S):
                 return "told to leave"
+
+    def _lose_patience(self, agent: NodeAgent) -> None:
+        if not agent.has_joined:
+            agent.leave(f"no answer from {self._terms.address} in that time", "lost")
 
     def _nobody_there(self, last: str) -> str:
         address, limit_s = self._terms.address, self._terms.rejoin_s

@@ -161,7 +161,11 @@ def result_of(job: Job, simulation: Simulation, finish: commands.Finish) -> Resu
     """What a simulation that is over came to."""
     seconds = simulation.clock.now
     stopped = seconds >= job.horizon_s
-    return _result(job, simulation, finish.summary, seconds, "" if stopped else finish.error)
+    note = "" if stopped else finish.error
+    if left_out := simulation.preemption.left_out:
+        told = f"{len(left_out)} event(s) of the trace were left out in part or whole, first: {left_out[0]}"
+        note = f"{note}; {told}" if note else told
+    return _result(job, simulation, finish.summary, seconds, note)
 
 
 def _result(

@@ -34,6 +34,8 @@ class Preemption:
         )
         self._since_s = 0.0
         self._gpu_seconds = 0.0
+        self.left_out: list[str] = []
+        """What the trace asked for and could not be done."""
 
     def begin(self) -> None:
         for event in self._trace:
@@ -57,6 +59,7 @@ class Preemption:
     def _arrive(self, event: TraceEvent) -> None:
         gpus = [GpuId(gpu) for gpu in event.gpus] or self._absent[-event.count :][::-1]
         gpus = [gpu for gpu in gpus if gpu not in self._present]
+        self._judge(event, gpus)
         self._present.extend(gpus)
         self._absent = [gpu for gpu in self._absent if gpu not in gpus]
         if gpus:
@@ -65,10 +68,17 @@ class Preemption:
     def _reclaim(self, event: TraceEvent) -> None:
         gpus = [GpuId(gpu) for gpu in event.gpus] or self._present[-event.count :][::-1]
         gpus = [gpu for gpu in gpus if gpu in self._present]
+        self._judge(event, gpus)
         self._present = [gpu for gpu in self._present if gpu not in gpus]
         self._absent.extend(gpus)
         if gpus:
             self._post(events.GpusReclaimed(tuple(gpus), event.grace_s, "the trace"))
+
+    def _judge(self, event: TraceEvent, gpus: list[GpuId]) -> None:
+        missing = (len(event.gpus) or event.count) - len(gpus)
+        if missing:
+            which = f" of {', '.join(event.gpus)}" if event.gpus else ""
+            self.left_out.append(f"{event.action}{which} at {self._clock.now:g} s: {missing} GPU(s) too many")
 
     def returned(self, command: commands.ReturnGpus) -> None:
         """Given back: nothing is left to do here, they count as gone since the notice."""

@@ -66,6 +66,8 @@ def load(name: str, seed: int) -> Workload:
     path = Path(name)
     if path.is_dir():
         path = path / "trajectories.jsonl"
+        if not path.is_file():
+            raise ConfigError(f"--workload {name}: is no run directory (it has no trajectories.jsonl)")
     if not path.is_file():
         guess = nearest(name, BUILT_IN)
         hint = f"did you mean {guess}?" if guess else f"built in: {', '.join(BUILT_IN)}"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tomllib
@@ -95,6 +96,27 @@ def test_dry_run_prints_the_settings_and_makes_nothing(
     assert "# would start, in new:" in printed
     assert not Path("new").exists()
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("how", [["--dry-run"], ["--run-dir", "new"]])
+def test_an_address_of_others_is_refused_before_anything_is_made(
+    how: list[str], job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "job.toml", "runtime.address=tcp://203.0.113.9:7000", *how]) == 2
+    said = 'runtime.address: "tcp://203.0.113.9:7000": 203.0.113.9 is no address of this host; name one of its own'
+    assert said in capsys.readouterr().err
+    assert not Path("new").exists()
+
+
+def test_an_address_that_is_no_host_is_refused(
+    job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    assert main(["run", "job.toml", "runtime.address=tcp://nowhere:7000"]) == 2
+    assert "nowhere is no host (Name or service not known)" in capsys.readouterr().err
 
 
 def test_a_used_directory_is_refused_unless_resumed(job: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,6 +52,10 @@ def test_current_and_overrides_count(capsys: pytest.CaptureFixture[str]) -> None
         ({"platform": {"kv_bandwidth_bytes_per_s": 0}}, "kv_bandwidth_bytes_per_s: 0 must be greater than 0"),
         ({"platform": {"overhead_seconds": -0.1}}, "platform.overhead_seconds: -0.1 must be 0 or more"),
         ({"platform": {"decode_fixed_seconds": 1e300}}, "at most 1e+18"),
+        (
+            {"platform": {"kv_bandwidth_bytes_per_s": 1e-300}},
+            "too small to mean anything; use at least 1e-18",
+        ),
         ({"platform": {"decode_fixed_seconds": True}}, "true is not a number"),
         ({"model": {}}, "model: unknown key; a profile has workload and platform"),
         ({"platform": None}, "platform: is missing"),

@@ -209,6 +209,18 @@ EMULATED = (
         (["elastic.smoothing=1.5"], "use at most 1"),
         (["elastic.trace_speed=0"], "elastic.trace_speed: 0.0 must be greater than 0"),
         (["elastic.mode_threshold=0.01"], "must promise at least as much"),
+        (["elastic.preemptible_gpus=100000000"], "elastic.preemptible_gpus: 100000000 is more than 65536"),
+        (["rollout.num_workers=100000000"], "rollout.num_workers: 100000000 is more than 65536"),
+        (
+            [
+                "rollout.gpus_per_worker=3",
+                "elastic.preemptible_gpus=2",
+                'rollout.engine="emulated"',
+                'training.engine="emulated"',
+                'environment.name="emulated"',
+            ],
+            "elastic.preemptible_gpus: 2 are not enough for one worker (rollout.gpus_per_worker = 3)",
+        ),
         (["elastic.preemptible_gpus=-1"], "elastic.preemptible_gpus: -1 is less than 0"),
     ],
 )

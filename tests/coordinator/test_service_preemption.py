@@ -136,9 +136,11 @@ async def test_a_trace_is_played_by_time_and_what_cannot_be_is_left_out(tmp_path
         stage.core.add_gpu("local/3")
         assert (await stage.event(events.GpusArrived)).gpus == ("local/3",)
         assert (await stage.event(events.GpusReclaimed)).grace_s == 0.5
-        told = stage.stream.getvalue()
+        async with asyncio.timeout(10):
+            while "trace: all 3 events have been played" not in stage.stream.getvalue():  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        told = stage.stream.getvalue().partition("trace: all 3 events")[0]
         assert "trace, 0.04 s: arrive of 5 GPU(s) is left out: 5 GPU(s) wanted, but none can arrive" in told
-        assert "trace: all 3 events have been played" in told
 
 
 async def test_a_trace_is_played_by_the_trainers_step(tmp_path: Path) -> None:
@@ -183,14 +185,14 @@ def test_tr_01_a_bad_trace_is_refused_before_anything_starts(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("address", "advice"),
     [
-        ("tcp://127.0.0.1:70", ""),
-        ("tcp://localhost:70", ""),
-        ("tcp://[::1]:70", ""),
-        ("tcp://10.0.0.2:70", "other hosts join with: pearl agent --coordinator tcp://10.0.0.2:70"),
-        ("tcp://[fe80::2]:70", "other hosts join with: pearl agent --coordinator tcp://[fe80::2]:70"),
-        ("tcp://node7:70", "other hosts join with: pearl agent --coordinator tcp://node7:70"),
+        ("tcp://127.0.0.1:70", "agents of this host join with: pearl agent --coordinator 127.0.0.1:70"),
+        ("tcp://localhost:70", "agents of this host join with: pearl agent --coordinator localhost:70"),
+        ("tcp://[::1]:70", "agents of this host join with: pearl agent --coordinator [::1]:70"),
+        ("tcp://10.0.0.2:70", "other hosts join with: pearl agent --coordinator 10.0.0.2:70"),
+        ("tcp://[fe80::2]:70", "other hosts join with: pearl agent --coordinator [fe80::2]:70"),
+        ("tcp://node7:70", "other hosts join with: pearl agent --coordinator node7:70"),
     ],
 )
 def test_who_can_join_is_told_how(address: str, advice: str) -> None:
-    assert how_to_join(address) == advice
+    assert how_to_join(address).partition(" (")[0] == advice
     assert "0.0.0.0" not in how_to_join("tcp://0.0.0.0:70")

@@ -100,6 +100,16 @@ async def test_who_does_not_know_the_run_learns_it_when_agents_and_admins_may_as
             assert hub.is_connected("agent.5.1")
 
 
+async def test_whether_a_peer_is_connected_is_known_without_waiting_for_a_keepalive() -> None:
+    async with make_hub(keepalive_period_s=600.0) as hub:
+        async with serving(make_peer(hub.address)):
+            await all_joined(hub, 1)
+            assert hub.is_connected(W0)
+        async with asyncio.timeout(LIMIT_S):
+            while hub.is_connected(W0):  # noqa: ASYNC110  its goodbye crosses the loopback device
+                await asyncio.sleep(0.005)
+
+
 async def test_what_was_told_before_an_answer_can_be_waited_for() -> None:
     async def tell_then_answer(order: Order) -> Answer:
         for number in range(3):

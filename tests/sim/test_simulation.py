@@ -15,6 +15,7 @@ from pearl.runtime.journal import Entry, Journal, Opening, Segment
 from pearl.sim.job import Result, build, run
 from pearl.state.commands import AnyCommand
 from pearl.state.events import AnyEvent
+from pearl.state.ids import GpuId
 from pearl.state.trace import TraceEvent
 
 COMINGS_AND_GOINGS = (
@@ -132,6 +133,20 @@ def test_preemptible_gpus_make_it_faster_and_cost_gpu_hours() -> None:
     assert fast.throughput_tokens_per_s > slow.throughput_tokens_per_s
     assert slow.arrivals == 0
     assert fast.gpu_hours == pytest.approx(slow.gpu_hours + 4 * SMALL.horizon_s / 3600)
+
+
+def test_what_a_trace_asks_for_in_vain_is_told() -> None:
+    trace = (
+        TraceEvent("arrive", at_s=0.0, count=2),
+        TraceEvent("reclaim", at_s=5.0, gpus=(GpuId("local/999"),)),
+        TraceEvent("reclaim", at_s=9.0, count=3),
+    )
+    result = run(small_job(overrides=("elastic.inter=true",), trace=trace))
+    assert result.note == (
+        "2 event(s) of the trace were left out in part or whole, first: reclaim of local/999 at 5 s: "
+        "1 GPU(s) too many"
+    )
+    assert result.reclaims == 2
 
 
 def test_policies_meet_the_same_work() -> None:
