@@ -245,7 +245,9 @@ def how_to_join(address: str) -> str:
         host = f"[{host}]"
     command = f"pearl agent --coordinator {host}:{port}"
     if host == "localhost" or (where is not None and where.is_loopback):
-        return f"agents of this host join with: {command} (runtime.address lets other hosts in)"
+        return (
+            f"agents of this host join with: {command} (runtime.address=tcp://HOST:PORT lets other hosts in)"
+        )
     return f"other hosts join with: {command}"
 
 
