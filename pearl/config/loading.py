@@ -65,7 +65,7 @@ def _apply(table: Table, override: str) -> list[str]:
     """Merge one override into ``table``, or say what is wrong with it."""
     name, equals, text = override.partition("=")
     keys = name.strip().split(".")
-    if not equals or not text.strip() or not all(keys):
+    if not equals or not all(keys) or not (text.strip() or _is_text(keys)):
         return [f"override {override!r}: write section.key=value, for example run.num_steps=10"]
     value = _value(keys, text.strip())
     for key in reversed(keys):
@@ -77,14 +77,18 @@ def _apply(table: Table, override: str) -> list[str]:
 
 
 def _value(keys: list[str], text: str) -> Any:
-    """As TOML would read it; a bare word is a string, and so is anything where a string is due."""
-    if len(keys) == 2 and KEYS.get(keys[0], {}).get(keys[1]) is str and text[0] not in "\"'":
+    """As TOML would read it; a bare word is a string, and so is anything, or nothing, where a string is due."""
+    if _is_text(keys) and text[:1] not in ("'", '"'):
         return text
     try:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
     return parsed["value"] if len(parsed) == 1 else text
+
+
+def _is_text(keys: list[str]) -> bool:
+    return len(keys) == 2 and KEYS.get(keys[0], {}).get(keys[1]) is str
 
 
 def _merge(table: Table, more: Table) -> None:

@@ -157,6 +157,11 @@ EMULATED = (
 )
 
 
+def test_nothing_is_an_empty_text(tmp_path: Path) -> None:
+    job = write(tmp_path, '[elastic]\ninter = true\ntrace = "a.jsonl"\n')
+    assert load(job, ["elastic.trace="]).elastic.trace == ""
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
