@@ -20,6 +20,8 @@ from pearl.state.messages.control import AgentReport, ControlMessage, Hello
 
 RETRY_S = 1.0
 """Between two tries to join: a coordinator that drops it again and again is not kept busy by it."""
+MIN_TRY_S = 2.0
+"""For one try, however short the time for all of them."""
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +76,7 @@ class PreemptibleAgent:
             incarnation += 1
             agent = self._agent = NodeAgent(self._report, self._terms.lease_s, self._choose_logs)
             peer = self._make_peer(agent, incarnation)
-            patience = loop.call_at(give_up_at, self._lose_patience, agent)
+            patience = loop.call_at(max(give_up_at, loop.time() + MIN_TRY_S), self._lose_patience, agent)
             reason = await agent.run(peer)
             patience.cancel()
             self._run_id = peer.run_id
