@@ -91,7 +91,9 @@ def decide(
     _look(scene, possible, feasible, current, thorough=thorough or config.makespan == "closed-form")
     if policy == "adaptive":
         return _adapt(scene.found, current, config, cost)
-    target, reason = _nearest(policy, feasible or possible, num_workers)
+    target, reason = _nearest(policy, possible, feasible or possible, num_workers)
+    if target not in feasible:
+        reason += "; the batch's KV cache does not fit its decode workers"
     return _fixed(target, scene, current, reason)
 
 
@@ -126,27 +128,32 @@ def _fixed(target: Allocation, scene: Landscape | None, current: Allocation | No
     return Decision(target, seconds, candidates, reason, switch, forced=switch not in ("none", "first"))
 
 
-def _nearest(policy: str, feasible: Sequence[Allocation], num_workers: int) -> tuple[Allocation, str]:
-    """The feasible allocation whose share of prefill workers is nearest to that of the one which is the policy."""
+def _nearest(
+    policy: str, possible: Sequence[Allocation], feasible: Sequence[Allocation], num_workers: int
+) -> tuple[Allocation, str]:
+    """The very allocation that is the policy, whatever memory says: it is the person's word, and an engine that lacks
+    room computes some of it again. With other numbers of workers the feasible one nearest to its ratio."""
     colocated = Allocation(colocated=num_workers)
     wish = colocated if policy == "colocated" else Allocation.parse(policy)
     if wish.is_colocated:
         return colocated, "the policy is colocated"
+    if wish in possible:
+        return wish, f"{wish} is the policy"
     splits = [allocation for allocation in feasible if not allocation.is_colocated]
     if not splits:
         return colocated, f"{wish} is the policy, but no split of {num_workers} workers is feasible"
     share = wish.prefill / wish.total
     target = min(splits, key=lambda a: (abs(a.prefill / a.total - share), a.prefill))
-    return target, f"{wish} is the policy" + ("" if target == wish else f": {target} is nearest to its ratio")
+    return target, f"{wish} is the policy: {target} is nearest to its ratio"
 
 
 def _unmeasured_or_fixed(
     policy: str, possible: Sequence[Allocation], current: Allocation | None
 ) -> tuple[Allocation, str]:
-    """While nothing is known every allocation is taken for feasible. An adaptive policy leaves what is whole as it
-    was, when all are there; else it colocates where it may, which needs to know nothing."""
+    """An adaptive policy leaves what is whole as it was, when all are there; else it colocates where it may, which
+    needs to know nothing."""
     if policy != "adaptive":
-        return _nearest(policy, possible, possible[0].total)
+        return _nearest(policy, possible, possible, possible[0].total)
     target = current if current is not None and current in possible else possible[0]
     return target, f"{target} until there is a profile"
 
