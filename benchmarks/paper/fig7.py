@@ -115,8 +115,8 @@ def evaluate(runs: Runs, scale: Scale) -> Figure:
             "what else interference costs on real GPUs is not modelled.",
             "With borrowing, gains are the paper's in kind and size: largest with 4 GPUs, falling as the pool grows.",
             "With 4 GPUs the engine colocates, as the paper says. The forced split costs next to nothing here until "
-            "the batch's KV outgrows the one worker that decodes, which is beyond 64 trajectories; the paper's loses at "
-            "its batch size already, of which it does not say the reason.",
+            "the batch's KV outgrows the one worker that decodes, which is beyond 64 trajectories; the paper's loses "
+            "at its batch size already, of which it does not say the reason.",
             "The gate admits nearly always at these costs, so that C is close to B; the paper's differences between "
             "them are from gates that learn their costs.",
         ],
