@@ -59,9 +59,8 @@ class Driver:
         """Until the core's Finish. After an OSError (disk full, say) the run must end."""
         while self._performer.finish is None:
             self.handle(await self._inbox.take(self._until_wakeup(), BATCH_ITEMS))
-            await asyncio.sleep(
-                0
-            )  # the sockets' turn: what is urgent comes in and is done between two batches
+            # The sockets' turn: what is urgent comes in, and is done, between two batches.
+            await asyncio.sleep(0)
         return self._performer.finish
 
     def _until_wakeup(self) -> float | None:

@@ -259,15 +259,21 @@ def check_address(config: Config) -> None:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
         raise ValueError(f'runtime.address: "{address}": {host} is no host ({error.strerror})') from None
-    family, kind, protocol, _, (ip, *_) = found[0]
-    with socket.socket(family, kind, protocol) as probe:
-        try:
+    # A name may have addresses of a family that this host does not use.
+    if not any(_can_listen(family, str(where[0])) for family, *_, where in found):
+        raise ValueError(
+            f'runtime.address: "{address}": {host} is no address of this host; name one of its own, or '
+            "tcp://0.0.0.0:PORT for all of them"
+        )
+
+
+def _can_listen(family: int, ip: str) -> bool:
+    try:
+        with socket.socket(family) as probe:
             probe.bind((ip, 0))
-        except OSError:
-            raise ValueError(
-                f'runtime.address: "{address}": {host} is no address of this host; name one of its own, or '
-                "tcp://0.0.0.0:PORT for all of them"
-            ) from None
+    except OSError:
+        return False
+    return True
 
 
 def _needed_fds(config: Config) -> int:

@@ -2,8 +2,8 @@
 
 Every running request with one token to compute decodes in every pass; up to ``prefill_chunk_tokens`` more go to
 contexts, first come first served; a sibling waits while another computes what both begin with, and then is spared it.
-When decoding needs room, kept prefixes go first, then the youngest request is
-retracted: it keeps its tokens, waits at its old place and computes them again.
+When decoding needs room, kept prefixes go first, then the youngest request is retracted: it keeps its tokens, waits at
+its old place and computes them again.
 """
 
 import bisect
