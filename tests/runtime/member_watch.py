@@ -26,7 +26,13 @@ class Members:
         self._changed = asyncio.Condition()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        report = json.loads(await reader.readline())
+        try:
+            if line := await reader.readline():  # else it was ended before it could say anything
+                await self._follow(json.loads(line), reader)
+        finally:
+            writer.close()
+
+    async def _follow(self, report: dict[str, Any], reader: asyncio.StreamReader) -> None:
         async with self._changed:
             self.reports[report["who"]] = report
             self.pids[report["who"]] = report["pid"]
@@ -35,7 +41,6 @@ class Members:
         async with self._changed:
             self._ended.add(report["who"])
             self._changed.notify_all()
-        writer.close()
 
     async def up(self, *names: str, limit_s: float = LIMIT_S) -> None:
         await self._until(lambda: set(names) <= self.pids.keys(), limit_s)
