@@ -18,12 +18,13 @@ from pearl.state.config import Config
 from pearl.state.ids import Incarnation, Slot
 from pearl.state.messages import rollout as messages
 from pearl.state.plan import Role
-from pearl.state.weights import Snapshot, SupersededVersionError
+from pearl.state.weights import Snapshot, SourceLostError, SupersededVersionError
 
 log = logging.getLogger(__name__)
 
 Spawn = Callable[[str, Coroutine[Any, Any, None]], object]
 Condemn = Callable[[Slot, Incarnation, str], None]
+Settle = Callable[[Snapshot], Coroutine[Any, Any, None]]
 WeightsCommand = commands.UpdateWeights | commands.ActivateWorker
 Proof = messages.UpdateWeightsReply | messages.ActivateReply
 
@@ -33,14 +34,19 @@ class Failure(NamedTuple):
 
     reason: str
     superseded: bool = False
+    source_lost: bool = False
 
 
 class Handoff:
-    def __init__(self, config: Config, hub: Hub, inbox: Inbox, condemn: Condemn, spawn: Spawn) -> None:
+    def __init__(
+        self, config: Config, hub: Hub, inbox: Inbox, condemn: Condemn, settle: Settle, spawn: Spawn
+    ) -> None:
+        """``settle`` returns once it is plain whether the training world of a snapshot lives."""
         self._config = config
         self._hub = hub
         self._inbox = inbox
         self._condemn = condemn
+        self._settle = settle
         self._spawn = spawn
 
     # weights
@@ -62,6 +68,10 @@ class Handoff:
         began = self._hub.clock.now()
         outcome = await self._ask_proof(command, snapshot)
         if isinstance(outcome, Failure):
+            if (
+                outcome.source_lost
+            ):  # a world's loss is to be known before what comes of it, which is no worker's fault
+                await self._settle(snapshot)
             name = f"{type(command).__name__} of {peer_name(slot, incarnation)}"
             log.warning("%s to %s failed: %s", name, command.version, outcome.reason)
             await self._inbox.put(
@@ -93,7 +103,8 @@ class Handoff:
         except TimeoutError:
             return Failure(f"no answer within runtime.update_timeout_s = {limit_s:g} s")
         except RemoteError as error:
-            return Failure(str(error), error.kind == SupersededVersionError.__name__)
+            superseded = error.kind == SupersededVersionError.__name__
+            return Failure(str(error), superseded, error.kind == SourceLostError.__name__)
         except (PeerGoneError, QueueFullError) as error:
             return Failure(str(error))
         if reply.version != snapshot.version:

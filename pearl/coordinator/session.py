@@ -155,11 +155,11 @@ class Session:
         workers = RolloutWorkers(
             config, hub, groups, processes, store, frames, described.stop_ids, inbox, tasks.spawn
         )
-        handoff = Handoff(config, hub, inbox, workers.condemn, tasks.spawn)
         steps = Steps(self._step())
         trainer = Trainer(
             config, hub, groups, processes, store, environments, inbox, tasks.spawn, say, steps.reach
         )
+        handoff = Handoff(config, hub, inbox, workers.condemn, trainer.settle, tasks.spawn)
         performer = Performer(
             store, frames, environments, workers, handoff, agents, trainer, self._files, self._console
         )

@@ -24,6 +24,7 @@ PIECE_BYTES = 4 << 20
 """Of samples or demonstrations in one message: small enough that heartbeats are not held up behind it."""
 BYTES_PER_TOKEN = 10  # of a sample: id 4, log-prob 4, mask 1, current 1
 PIECE_ANSWER_S = 60.0
+SETTLE_PERIOD_S = 0.1
 Spawn = Callable[[str, Coroutine[Any, Any, None]], object]
 Packed = TypeVar("Packed", messages.Sample, messages.Demonstration)
 Moved = TypeVar("Moved", messages.OffloadReply, messages.RestoreReply)
@@ -56,6 +57,7 @@ class Trainer:
         self._say = say
         self._reach_step = reach_step
         self.snapshot: Snapshot | None = None  # the newest; None while no training world holds one
+        self._peer = ""  # of the newest life
 
     # lives
 
@@ -64,6 +66,7 @@ class Trainer:
 
     async def _live(self, command: commands.StartTrainer) -> None:
         life = self._groups.training(command.incarnation)
+        self._peer = life.name
         if await self._processes.start(life) is not None:
             self._spawn(f"StartTraining {command.incarnation}", self._prepare(command, life))
         loss = await self._processes.outlive(life)
@@ -74,6 +77,20 @@ class Trainer:
         life = self._processes.find("training", 0, command.incarnation)
         if life is not None:
             life.condemn(command.reason, command.grace_s)
+
+    async def settle(self, snapshot: Snapshot) -> None:
+        """A worker could not reach the snapshot's source: return once it is plain whether that world lives. Soon when
+        it is connected; else when its loss is on its way to the core, or silence would have meant death."""
+        clock = self._hub.clock
+        give_up_at = clock.now() + self._config.runtime.heartbeat_timeout_s
+        await clock.sleep(SETTLE_PERIOD_S)  # in which the end of a connection comes to be known
+        while self._is_in_doubt(snapshot) and clock.now() < give_up_at:
+            await clock.sleep(SETTLE_PERIOD_S)
+
+    def _is_in_doubt(self, snapshot: Snapshot) -> bool:
+        newest = self.snapshot
+        is_same = newest is not None and newest.version == snapshot.version
+        return is_same and not self._hub.is_connected(self._peer)
 
     async def _prepare(self, command: commands.StartTrainer, life: Life) -> None:
         warm_start = self._config.warm_start

@@ -20,6 +20,10 @@ class SupersededVersionError(ValueError):
     """What was asked for cannot be had any more: its source has a newer version already. Crosses the wire by name."""
 
 
+class SourceLostError(ValueError):
+    """No process that has it could be reached: perhaps its training world is dying. Crosses the wire by name."""
+
+
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
     """Where a tensor lies in the snapshot's byte image."""
 

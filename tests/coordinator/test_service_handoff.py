@@ -2,7 +2,7 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 from fakes import FakeRollout, FakeTraining, small_config
@@ -12,7 +12,7 @@ from pearl.state import commands, events
 from pearl.state.config import Config, RuntimeConfig
 from pearl.state.ids import AttemptId, Incarnation, OpId, Slot, TrajectoryId
 from pearl.state.messages.rollout import UpdateWeights
-from pearl.state.weights import SupersededVersionError, Version
+from pearl.state.weights import SourceLostError, SupersededVersionError, Version
 
 SLOT, LIFE = Slot(0), Incarnation(1)
 
@@ -132,6 +132,52 @@ async def test_ws_12_a_superseded_version_is_told_as_such(tmp_path: Path) -> Non
         failed = await stage.event(events.WeightsFailed)
         assert failed.superseded
         assert "superseded by 0:1" in failed.reason
+
+
+class Cut(FakeRollout):
+    """Finds no source, which is dead when the test says so."""
+
+    kills: ClassVar[tuple[str, ...]] = ()
+
+    async def handle(self, message: Any) -> Any:
+        if isinstance(message, UpdateWeights):
+            for group in self.kills:
+                self.cluster.kill(group)
+            raise SourceLostError("its process ended")
+        return await super().handle(message)
+
+
+class NoticedLate(FakeTraining):
+    """torchrun takes its time to see that a rank is dead."""
+
+    async def run(self) -> None:
+        try:
+            await super().run()
+        finally:
+            await asyncio.sleep(0.3)
+
+
+async def test_a_dead_world_is_known_before_the_updates_that_fail_for_it(tmp_path: Path) -> None:
+    class Bereft(Cut):
+        kills = ("training.0.1",)
+
+    async with staged(quick_config(), tmp_path) as stage:
+        stage.cluster.kinds |= {"rollout": Bereft, "training": NoticedLate}
+        ready = await stage.start_trainer()
+        await stage.start_worker(0, "local/0")
+        stage.order(commands.UpdateWeights(stage.op(), SLOT, LIFE, ready.version, "interrupt"))
+        assert "its process ended" in (await stage.event(events.WeightsFailed)).reason
+        assert stage.kinds().index("TrainerLost") < stage.kinds().index("WeightsFailed")
+
+
+async def test_a_worker_that_is_cut_off_from_a_world_that_lives_is_told_of(tmp_path: Path) -> None:
+    async with staged(quick_config(), tmp_path) as stage:
+        stage.cluster.kinds["rollout"] = Cut
+        ready = await stage.start_trainer()
+        await stage.start_worker(0, "local/0")
+        stage.order(commands.UpdateWeights(stage.op(), SLOT, LIFE, ready.version, "interrupt"))
+        assert "its process ended" in (await stage.event(events.WeightsFailed)).reason
+        assert "TrainerLost" not in stage.kinds()
 
 
 async def test_training_lends_its_devices_and_takes_them_back(tmp_path: Path) -> None:

@@ -30,8 +30,8 @@ from pearl.state.messages.rollout import (
     UpdateWeights,
     UpdateWeightsReply,
 )
-from pearl.state.weights import SupersededVersionError, UpdateMode
-from pearl.workers.links.errors import SupersededError, TransferError
+from pearl.state.weights import SourceLostError, SupersededVersionError, UpdateMode
+from pearl.workers.links.errors import SourceGoneError, SupersededError, TransferError
 from pearl.workers.residency.errors import ResidencyError
 from pearl.workers.rollout.changes import Changes, StoppedError
 from pearl.workers.rollout.protocol import Engine, MemoryTag, UnsupportedError
@@ -114,6 +114,8 @@ class RolloutService:
                 return await self._take(message)
         except SupersededError as error:
             raise SupersededVersionError(f"{self._name}: {error}") from error
+        except SourceGoneError as error:
+            raise SourceLostError(f"{self._name}: {version} was not taken: {error}") from error
         except FAILURES as error:
             raise ValueError(f"{self._name}: {version} was not taken: {error}") from error
 
