@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "coordinator")]
 
 from cluster import Cluster  # noqa: E402
-from fakes import RUN_ID, STOP, FakeRollout, FakeTraining, floats, pack, small_config  # noqa: E402
+from fakes import RUN_ID, STOP, FakeRollout, FakeTraining, floats, make_peer, pack, small_config  # noqa: E402
 
 from pearl.coordinator import resuming, session  # noqa: E402
 from pearl.coordinator.console import Console  # noqa: E402
@@ -213,7 +213,15 @@ class Trial:
 
     async def _measure(self, hub: TimedHub, num_reclaims: int) -> Measured:
         await self._until(lambda: self._session.is_driving and self._num_serving() > 0)
-        admin = self._make_admin(hub.address)
+        hello = control.Hello("admin", 1, 1, "here", os.getpid(), RUN_ID)
+        admin = make_peer(
+            self._config.runtime,
+            hub.address,
+            hello,
+            control.ControlMessage,
+            _ignore,
+            lambda: control.Heartbeat(0),
+        )
         async with asyncio.TaskGroup() as group:
             connection = group.create_task(admin.run())
             absent = self._config.elastic.preemptible_gpus
@@ -227,20 +235,6 @@ class Trial:
             connection.cancel()
         return Measured(
             latencies, self._lags, (_cpu_s() - cpu_s) / seconds, (self._tokens() - tokens) / seconds
-        )
-
-    def _make_admin(self, address: str) -> Peer:
-        runtime = self._config.runtime
-        return Peer(
-            address,
-            hello=control.Hello("admin", 1, 1, "here", os.getpid(), RUN_ID),
-            messages=control.ControlMessage,
-            handler=_ignore,
-            heartbeat=lambda: control.Heartbeat(0),
-            heartbeat_period_s=runtime.heartbeat_period_s,
-            lease_s=runtime.lease_s,
-            queue_messages=runtime.queue_messages,
-            max_frame_bytes=runtime.max_frame_bytes,
         )
 
     async def _reclaim(self, hub: TimedHub, admin: Peer) -> Moment:

@@ -68,9 +68,8 @@ class Handoff:
         began = self._hub.clock.now()
         outcome = await self._ask_proof(command, snapshot)
         if isinstance(outcome, Failure):
-            if (
-                outcome.source_lost
-            ):  # a world's loss is to be known before what comes of it, which is no worker's fault
+            if outcome.source_lost:
+                # A world's loss is to be known before what comes of it, which is no worker's fault.
                 await self._settle(snapshot)
             name = f"{type(command).__name__} of {peer_name(slot, incarnation)}"
             log.warning("%s to %s failed: %s", name, command.version, outcome.reason)

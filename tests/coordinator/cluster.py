@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from fakes import RUN_ID, FakeEnvironment, FakeRollout, FakeTraining, Group, pack
+from fakes import RUN_ID, FakeEnvironment, FakeRollout, FakeTraining, Group, make_peer, pack
 
 from pearl.runtime.errors import PeerGoneError, RefusedError, RemoteError
 from pearl.runtime.peer import Peer
@@ -141,18 +141,8 @@ class Cluster:
         beat: Any,
         run_id: str = RUN_ID,
     ) -> Peer:
-        runtime = self.config.runtime
-        return Peer(
-            self.address,
-            hello=control.Hello(kind, slot, incarnation, "here", 1000 + len(self.started), run_id),
-            messages=messages,
-            handler=handler,
-            heartbeat=beat,
-            heartbeat_period_s=runtime.heartbeat_period_s,
-            lease_s=runtime.lease_s,
-            queue_messages=runtime.queue_messages,
-            max_frame_bytes=runtime.max_frame_bytes,
-        )
+        hello = control.Hello(kind, slot, incarnation, "here", 1000 + len(self.started), run_id)
+        return make_peer(self.config.runtime, self.address, hello, messages, handler, beat)
 
     # the part of LocalAgent
 

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pearl.runtime.errors import RefusedError
+from pearl.runtime.peer import Peer
 from pearl.state.config import (
     Config,
     DataConfig,
     EnvironmentConfig,
     RolloutConfig,
     RunConfig,
+    RuntimeConfig,
     TrainingConfig,
     WarmStartConfig,
 )
@@ -65,6 +67,22 @@ def checksum(version: Version) -> str:
 
 def snapshot(version: Version) -> Snapshot:
     return Snapshot(version, 0, (), (), (), checksum(version))
+
+
+def make_peer(
+    runtime: RuntimeConfig, address: str, hello: control.Hello, messages: Any, handler: Any, beat: Any
+) -> Peer:
+    return Peer(
+        address,
+        hello=hello,
+        messages=messages,
+        handler=handler,
+        heartbeat=beat,
+        heartbeat_period_s=runtime.heartbeat_period_s,
+        lease_s=runtime.lease_s,
+        queue_messages=runtime.queue_messages,
+        max_frame_bytes=runtime.max_frame_bytes,
+    )
 
 
 class Group:

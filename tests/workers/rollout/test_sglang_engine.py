@@ -27,7 +27,7 @@ from pearl.runtime.gone import wait_gone
 from pearl.runtime.members import open_pidfds, with_descendants
 from pearl.state.weights import Version
 from pearl.workers.rollout.protocol import MemoryTag
-from pearl.workers.rollout.sglang.engine import EngineDiedError
+from pearl.workers.rollout.sglang.health import EngineDiedError
 from pearl.workers.rollout.sglang.memory import held_bytes
 from pearl.workers.rollout.sglang.server import Server
 from pearl.workers.rollout.sglang.settings import SglangSettings

@@ -13,7 +13,8 @@ from engine_support import MODEL, VOCABULARY, greedy_reference, ids, image, refe
 
 from pearl.runtime.gone import wait_gone
 from pearl.runtime.members import open_pidfds, with_descendants
-from pearl.workers.rollout.sglang.engine import EngineDiedError, SglangEngine
+from pearl.workers.rollout.sglang.engine import SglangEngine
+from pearl.workers.rollout.sglang.health import EngineDiedError
 from pearl.workers.rollout.sglang.meeting import MeetingPoint
 from pearl.workers.rollout.sglang.model_files import write_model
 from pearl.workers.rollout.sglang.server import Server

@@ -23,7 +23,8 @@ from engine_support import (
 )
 
 from pearl.workers.rollout.protocol import Delta, Role
-from pearl.workers.rollout.sglang.engine import EngineDiedError, SglangEngine
+from pearl.workers.rollout.sglang.engine import SglangEngine
+from pearl.workers.rollout.sglang.health import EngineDiedError
 from pearl.workers.rollout.sglang.meeting import MeetingPoint
 from pearl.workers.rollout.sglang.server import Server
 from pearl.workers.rollout.sglang.settings import SglangSettings

@@ -9,7 +9,6 @@ with, so that nobody who comes later finds it.
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 from typing import Literal
@@ -31,6 +30,7 @@ from pearl.workers.rollout.refusals import misfit
 from pearl.workers.rollout.sglang.client import ServerError
 from pearl.workers.rollout.sglang.control import Control
 from pearl.workers.rollout.sglang.halves import Halves
+from pearl.workers.rollout.sglang.health import Health
 from pearl.workers.rollout.sglang.loading import Loading
 from pearl.workers.rollout.sglang.meeting import MeetingPoint
 from pearl.workers.rollout.sglang.memory import held_bytes
@@ -46,13 +46,6 @@ log = logging.getLogger(__name__)
 State = Literal["empty", "updating", "invalid", "ready"]
 IDLE_LIMIT_S = 10.0
 """From its last request's end until SGLang says that it is idle: KV of a failed transfer is held for a while."""
-HEALTH_PERIOD_S = 2.0
-MAX_SILENT = 5
-"""Looks in a row that its scheduler did not answer; then it is stuck, and the worker with it."""
-
-
-class EngineDiedError(Exception):
-    """SGLang ended, or is stuck; the worker cannot go on."""
 
 
 class SglangEngine:
@@ -94,12 +87,10 @@ class SglangEngine:
         self._watching: asyncio.Task[None] | None = None
         self._owns_server = False
         self._is_paused = False
-        self._is_restarting = False
         self._released: set[MemoryTag] = set()
         self._loading = Loading(settings)
         self._num_flushes = 0
-        self._failure = ""
-        self._has_failed = asyncio.Event()
+        self._health = Health(lambda: self._control.loads(), self._on_failure)
         self._is_shut_down = False
 
     # Life
@@ -116,36 +107,16 @@ class SglangEngine:
             await self._control.flush(IDLE_LIMIT_S)
         if self._point is not None:
             await self._point.start()
-        self._watching = self._group.create_task(self._watch(), name="watch SGLang")
+        self._watching = self._group.create_task(self._health.watch(), name="watch SGLang")
 
     def _connect(self) -> None:
         self._control = self._running.control = Control(self._server.client)
-        self._server.watch(self._fail)
+        self._server.watch(self._health.fail)
 
-    def _fail(self, reason: str) -> None:
-        self._failure = reason
+    def _on_failure(self, reason: str) -> None:
         self.state, self.version = "invalid", None
         self._running.is_open = False
         self._running.lose_all(reason)
-        self._has_failed.set()
-
-    async def _watch(self) -> None:
-        """Until it has died or does not answer any more. Raises EngineDiedError."""
-        num_silent = 0
-        while not self._failure:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(HEALTH_PERIOD_S):
-                    await self._has_failed.wait()
-            if self._is_restarting:
-                continue
-            try:
-                await self._control.loads()
-                num_silent = 0
-            except ServerError as error:
-                num_silent += 1
-                if num_silent >= MAX_SILENT and not self._failure:
-                    self._fail(f"SGLang's scheduler is silent: {error}")
-        raise EngineDiedError(self._failure)
 
     async def shutdown(self) -> None:
         """Attempts still running get no further delta. Harmless when repeated."""
@@ -172,8 +143,8 @@ class SglangEngine:
         self._check_open()
         attempt = self._running.add(request, emit)
         error = refusal(request, self._model.vocabulary_size, self._settings)
-        if self._failure:
-            self._running.end(attempt, "abort", self._failure)
+        if self._health.failure:
+            self._running.end(attempt, "abort", self._health.failure)
         elif error:
             self._running.end(attempt, "error", error)
         elif error := misfit(request, self.role):
@@ -372,7 +343,7 @@ class SglangEngine:
 
     async def _restart(self, role: Role) -> None:
         """Of SGLang alone, with the weights it had. Its failure ends the engine: there is no server any more."""
-        self._is_restarting = True
+        self._health.is_restarting = True
         try:
             await self._server.stop()
             await self._server.start(role, self._start_limit_s)
@@ -381,10 +352,10 @@ class SglangEngine:
             if self.state == "ready" and self._loading.staged is not None:
                 await self._load()
         except ValueError as error:
-            self._fail(f"SGLang could not be started as {role}: {error}")
+            self._health.fail(f"SGLang could not be started as {role}: {error}")
             raise
         finally:
-            self._is_restarting = False
+            self._health.is_restarting = False
 
     # What others may know
 
