@@ -6,6 +6,7 @@ from typing import TextIO
 
 from pearl.state.commands import Report
 from pearl.state.config import ElasticConfig
+from pearl.state.error_text import without_surrogates
 
 Value = int | float | str | bool | None
 Values = Mapping[str, Value]
@@ -28,7 +29,7 @@ class Console:
         if self._stream is None:
             return
         try:
-            self._stream.write(line + "\n")
+            self._stream.write(without_surrogates(line) + "\n")
             self._stream.flush()
         except (BrokenPipeError, ValueError):
             self._stream = None

@@ -19,6 +19,7 @@ from pearl.config import resolved_json, resolved_toml
 from pearl.elastic.profile_file import write_profile
 from pearl.state.commands import Report
 from pearl.state.config import Config
+from pearl.state.error_text import without_surrogates
 from pearl.state.profile import Profile
 from pearl.state.trajectory import TrajectoryRecord
 
@@ -124,7 +125,10 @@ class RunFiles:
 
 def strict_json(values: Any) -> bytes:
     """JSON that any strict reader takes: msgspec writes null for a number that is not finite."""
-    return msgspec.json.encode(values)
+    try:
+        return msgspec.json.encode(values)
+    except UnicodeEncodeError:  # a lone surrogate, as in the name of a file that is not UTF-8
+        return msgspec.json.encode(without_surrogates(values))
 
 
 def _replace(path: Path, data: bytes) -> None:

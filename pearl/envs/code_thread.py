@@ -11,11 +11,16 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+from pearl.runtime.vital_thread import VitalThread
+from pearl.state.error_text import error_text, escaped
+
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 BLOCKED_GRACE_S = 2.0
 """After a call's own limit: what its cancellation and a busy loop may take before the caller is told."""
+MAX_TEXT_CHARS = 500
+"""Of what code that raised has to say."""
 STOP_GRACE_S = 1.0
 """For cancelled calls to clean up when the worker ends."""
 
@@ -33,7 +38,7 @@ class CodeThread:
 
     def __init__(self) -> None:
         self._ready = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="environment code", daemon=True)
+        self._thread = VitalThread(target=self._run, name="environment code", daemon=True)
         self._home: asyncio.AbstractEventLoop
         self._loop: asyncio.AbstractEventLoop
         self._stopping: asyncio.Event
@@ -161,7 +166,7 @@ def describe(error: BaseException) -> str:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     place = f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})" if trace is not None else ""
-    return f"{type(error).__name__}: {str(error)[:500]}{place}"
+    return escaped(f"{type(error).__name__}: {error_text(error, MAX_TEXT_CHARS)}{place}")
 
 
 def _log_failure(done: asyncio.Future[None], what: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from pearl.runtime.errors import FrameTooLargeError, MalformedError
+from pearl.state.error_text import error_text, escaped, without_surrogates
 
 Message = TypeVar("Message")
 
@@ -45,8 +46,11 @@ _MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def encode(message: object) -> bytes:
-    """One message, or a part of one, as MessagePack."""
-    return _encoder.encode(message)
+    """One message, or a part of one, as MessagePack. A lone surrogate in any of its texts is escaped."""
+    try:
+        return _encoder.encode(message)
+    except UnicodeEncodeError:
+        return _encoder.encode(without_surrogates(message))
 
 
 def encode_bounded(message: object, max_frame_bytes: int) -> bytes:
@@ -56,7 +60,7 @@ def encode_bounded(message: object, max_frame_bytes: int) -> bytes:
         FrameTooLargeError: it would not fit into a frame.
     """
     try:
-        body = _encoder.encode(message)
+        body = encode(message)
         size = str(len(body))
     except ValueError as error:  # one field alone is beyond what the format can hold
         body, size = None, str(error)
@@ -70,12 +74,12 @@ def encode_bounded(message: object, max_frame_bytes: int) -> bytes:
 
 def encode_failure(error: Exception) -> bytes:
     """The body of an ERROR."""
-    return encode(Failure(type(error).__name__, str(error)[:MAX_ERROR_CHARS]))
+    return encode(Failure(type(error).__name__, error_text(error, MAX_ERROR_CHARS)))
 
 
 def encode_reason(reason: str) -> bytes:
     """The body of a REFUSAL."""
-    return encode(reason[:MAX_ERROR_CHARS])
+    return encode(escaped(reason, MAX_ERROR_CHARS))
 
 
 def pack(sequence: int, kind: Kind, op: int, body: bytes) -> bytes:

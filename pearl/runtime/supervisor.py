@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
+from pearl.state.error_text import error_text
+
 log = logging.getLogger(__name__)
 
 
@@ -16,7 +18,7 @@ class TaskFailedError(Exception):
     """A supervised task raised; the error is the ``__cause__``."""
 
     def __init__(self, name: str, error: BaseException) -> None:
-        super().__init__(f"task {name!r} failed: {type(error).__name__}: {error}")
+        super().__init__(f"task {name!r} failed: {type(error).__name__}: {error_text(error)}")
         self.name = name
         self.__cause__ = error
 

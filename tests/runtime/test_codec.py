@@ -98,3 +98,20 @@ def test_mq_06_a_message_over_the_limit_is_refused_with_the_limit_named() -> Non
         decoder().decode(encode("h" * LIMIT))
     fits = Hello("rollout", 1, 2, "h" * (LIMIT - 200), 3, "run")
     assert decoder().decode(encode_bounded(fits, LIMIT)) == fits
+
+
+def test_a_lone_surrogate_is_escaped_and_not_called_too_large() -> None:
+    message = StartGroup("g", "m", ("\ud800",), {"k": "\udcff"}, 0, "/")
+    body = encode_bounded(message, LIMIT)
+    assert decoder().decode(body) == StartGroup("g", "m", (r"\ud800",), {"k": r"\udcff"}, 0, "/")
+
+
+def test_the_error_of_a_handler_always_has_a_body() -> None:
+    class Unprintable(Exception):
+        def __str__(self) -> str:
+            raise ValueError
+
+    for error in (ValueError("a\ud800\0"), Unprintable(), ValueError("x" * 10_000_000)):
+        failure = Decoder[Failure](Failure, LIMIT).decode(encode_failure(error))
+        assert failure.kind == type(error).__name__
+        assert failure.text

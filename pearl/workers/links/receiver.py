@@ -17,6 +17,7 @@ from typing import Literal, Self
 import torch
 import xxhash
 
+from pearl.state.error_text import error_text
 from pearl.state.weights import BucketSpec, Snapshot, SnapshotSource, Version
 from pearl.workers.links.control import Channel, Coming, LinkKey, Open, Opened, Request, Superseded, Verdict
 from pearl.workers.links.errors import (
@@ -169,7 +170,7 @@ class Receiver:
             try:
                 return take()
             except (SourceGoneError, LinkError) as error:
-                failures.append(str(error))
+                failures.append(error_text(error))
         reasons = "; ".join(failures) or f"no source offers transport {transport!r}"
         raise SourceGoneError(f"version {attempt.snapshot.version} cannot be had: {reasons}")
 
@@ -264,7 +265,7 @@ class Attempt:
         except SupersededError:
             raise
         except TransferError as error:
-            give_verdict(link, self.snapshot.version, str(error))
+            give_verdict(link, self.snapshot.version, error_text(error))
             raise
         give_verdict(link, self.snapshot.version, "")
         return Received(
