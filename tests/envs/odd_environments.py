@@ -98,6 +98,8 @@ class OddEnvironment:
         return OddEpisode(self, task)
 
     def demonstrations(self, seed: int, first: int, count: int) -> list[tuple[list[int], list[float]]]:
+        if first == -2:
+            raise ValueError("half a pair: \ud83d")
         if first < 0:
             raise ValueError("no expert")
         return [([1, 2, first + number], [0.0, 0.5, 1.0]) for number in range(count)]

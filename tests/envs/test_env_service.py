@@ -297,7 +297,7 @@ async def test_tk_02_a_template_that_rewrites_is_refused(bench: Bench) -> None:
     [
         (odd.FOREIGN_ID, "step returned 257 at position 1: ids are integers from 0 to 256"),
         (odd.NO_INTEGERS, "step returned str at position 1: ids are integers from 0 to 256"),
-        (odd.NOT_FINITE, "step returned the reward nan: a finite number is needed"),
+        (odd.NOT_FINITE, "step returned the reward nan: a finite real number is needed"),
         (odd.EXITS, "SystemExit: 3"),
         (odd.CANCELS, "CancelledError"),
     ],
@@ -338,5 +338,7 @@ async def test_demonstrations_and_description(bench: Bench) -> None:
     assert np.frombuffer(reply.demonstrations[0].weights, "<f4").tolist() == [0.0, 0.5, 1.0]
     with pytest.raises(CodeError, match="no expert"):
         await bench.service.handle(Demonstrate(0, -1, 1))
+    with pytest.raises(CodeError, match=r"ValueError: half a pair: \\ud83d"):
+        await bench.service.handle(Demonstrate(0, -2, 1))
     with pytest.raises(BadAnswerError, match="demonstrations returned 300"):
         await bench.service.handle(Demonstrate(0, 300, 1))
