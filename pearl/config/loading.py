@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import tomli_w
 
-from pearl.config.schema import KEYS, ConfigError, Table, accept_none, problems
-from pearl.config.validation import validate
+from pearl.config.schema import KEYS, ConfigError, Table, accept_none, problems, without, wrong_keys
+from pearl.config.validation import misfits
 from pearl.state.config import Config
 
 
@@ -20,14 +20,19 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         ConfigError: with one line for each thing that is wrong.
     """
     table = _read(Path(path))
-    wrong = [f"{path}: {problem}" for problem in problems(table)]
+    found = problems(table)
+    wrong, keys = [f"{path}: {problem}" for problem in found], wrong_keys(found)
     for override in overrides:
-        wrong.extend(_apply(table, override))
-    if wrong:
-        raise ConfigError("\n".join(wrong))
+        problem_lines = _apply(table, override)
+        wrong.extend(f"override {override!r}: {problem}" for problem in problem_lines)
+        keys |= wrong_keys(problem_lines)
+    # What is wrong by itself has its default in the rules, whose lines about it are left out: all is said at once.
+    table = without(table, keys)
     accept_none(table)
     config = msgspec.convert(table, Config)
-    validate(config)
+    wrong.extend(line for line in misfits(config) if not any(key in line for key in keys))
+    if wrong:
+        raise ConfigError("\n".join(wrong))
     return config
 
 
@@ -57,7 +62,7 @@ def _read(path: Path) -> Table:
         raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start})") from None
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError, or an integer of more digits than Python converts
         raise ConfigError(f"{path}: is not valid TOML: {error}") from None
 
 
@@ -66,11 +71,11 @@ def _apply(table: Table, override: str) -> list[str]:
     name, equals, text = override.partition("=")
     keys = name.strip().split(".")
     if not equals or not all(keys) or not (text.strip() or _is_text(keys)):
-        return [f"override {override!r}: write section.key=value, for example run.num_steps=10"]
+        return ["write section.key=value, for example run.num_steps=10"]
     value = _value(keys, text.strip())
     for key in reversed(keys):
         value = {key: value}
-    wrong = [f"override {override!r}: {problem}" for problem in problems(value)]
+    wrong = problems(value)
     if not wrong:
         _merge(table, value)
     return wrong
@@ -82,7 +87,7 @@ def _value(keys: list[str], text: str) -> Any:
         return text
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except ValueError:
         return text
     return parsed["value"] if len(parsed) == 1 else text
 
