@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from pearl.cli.numbers import shown
 from pearl.cli.output import wide_console
 from pearl.config import ConfigError
 from pearl.sim import policies
@@ -96,7 +97,7 @@ def parse_seeds(text: str) -> list[int]:
     """ "3" or "0-9". ConfigError otherwise."""
     found = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", text.strip())
     if found is None:
-        raise ConfigError(f'--seeds: "{text}" is neither a seed nor a range; write 3, or 0-9')
+        raise ConfigError(f'--seeds: "{shown(text)}" is neither a seed nor a range; write 3, or 0-9')
     first, last = int(found[1]), int(found[2] or found[1])
     if last < first:
         raise ConfigError(f"--seeds: {text} runs backwards; write {last}-{first}")

@@ -16,6 +16,7 @@ from pearl.state.config import Config
 
 BUILT_IN_ENVIRONMENTS = ("bugfix", "emulated")
 PROBE_LIMIT_S = 30.0
+RATIO = re.compile(r"[1-9][0-9]{0,4}P[1-9][0-9]{0,4}D")
 
 
 def validate(config: Config) -> None:
@@ -140,7 +141,7 @@ def _elastic(config: Config) -> Iterator[str]:
             f"elastic.mode_threshold: {elastic.mode_threshold} is less than elastic.ratio_threshold = "
             f"{elastic.ratio_threshold}; a switch of mode costs more, so it must promise at least as much"
         )
-    if elastic.pd not in ("colocated", "adaptive") and not re.fullmatch(r"[1-9]\d*P[1-9]\d*D", elastic.pd):
+    if elastic.pd not in ("colocated", "adaptive") and not RATIO.fullmatch(elastic.pd):
         yield f'elastic.pd: "{elastic.pd}" is none of "colocated", "adaptive" and a ratio such as "3P5D"'
 
 
