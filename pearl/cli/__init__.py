@@ -25,6 +25,7 @@ usage: pearl COMMAND ...
                                the allocation of N workers, with all predicted makespans
   simulate CONFIG --policy P[,P...]
                                policies side by side, on a virtual clock
+  trace inspect F              what a trace of preemptible GPUs would play
   replay RUN_DIR               check a run's journal against a fresh core
   report RUN_DIR               one static HTML page about a run
 
@@ -199,8 +200,8 @@ def _decide(words: Sequence[str]) -> int:
 def _simulate(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="pearl simulate",
-        usage="pearl simulate CONFIG [key=value ...] --policy P[,P...] [--trace F] [--seed N | --seeds A-B] "
-        "[--workload W] [--hardware H] [--seconds S] [--json F]",
+        usage="pearl simulate CONFIG [key=value ...] --policy P[,P...] [--trace F [--max-gpus N]] "
+        "[--seed N | --seeds A-B] [--workload W] [--hardware H] [--seconds S] [--json F]",
         description="What the job would do under each policy, on a virtual clock.",
     )
     parser.add_argument(
@@ -208,6 +209,12 @@ def _simulate(words: Sequence[str]) -> int:
     )
     parser.add_argument("--policy", required=True, help="names, with commas; ratios are to the first")
     parser.add_argument("--trace", type=Path, help="of preemptible GPUs")
+    parser.add_argument(
+        "--max-gpus",
+        type=whole(1, MAX_GPUS),
+        metavar="N",
+        help="leave out what of the trace goes beyond so many",
+    )
     seeds = parser.add_mutually_exclusive_group()
     seeds.add_argument("--seed", help="default 0")
     seeds.add_argument("--seeds", help="a range, for example 0-9: means, and pairs of equal seed")
@@ -235,10 +242,42 @@ def _simulate(words: Sequence[str]) -> int:
             policies=options.policy,
             seeds=next((text for text in (options.seeds, options.seed) if text is not None), "0"),
             trace=options.trace,
+            max_gpus=options.max_gpus,
             workload=options.workload,
             hardware=options.hardware,
             seconds=options.seconds,
             json=options.json,
+        )
+    )
+
+
+def _trace(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="pearl trace", description="Traces of preemptible GPUs.")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="inspect")
+    inspect = actions.add_parser(
+        "inspect", help="what a trace would play: figures and a plot; nothing is started"
+    )
+    inspect.add_argument("trace", type=Path, metavar="F", help="launch/traces/README.md says what it may be")
+    inspect.add_argument("--speed", type=number(1e-3, 1e6), default=1.0, metavar="X", help="times faster")
+    inspect.add_argument(
+        "--max-gpus", type=whole(1, MAX_GPUS), metavar="N", help="leave out what goes beyond"
+    )
+    inspect.add_argument(
+        "--gpus-per-node",
+        type=whole(1, MAX_GPUS_PER_NODE),
+        default=1,
+        metavar="N",
+        help="of a trace of nodes or instances (default: 1)",
+    )
+    inspect.add_argument("--json", action="store_true", help="all figures and levels as one JSON object")
+    inspect.add_argument("--html", type=Path, metavar="FILE", help="also write one static page")
+    options = parser.parse_args(words)
+    from pearl.cli.trace import Request
+    from pearl.cli.trace import inspect as show
+
+    return show(
+        Request(
+            options.trace, options.speed, options.max_gpus, options.gpus_per_node, options.html, options.json
         )
     )
 
@@ -311,6 +350,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "agent": _agent,
     "decide": _decide,
     "simulate": _simulate,
+    "trace": _trace,
     "replay": _replay,
     "report": _report,
 }
