@@ -97,10 +97,15 @@ class Processes:
         if life is not None and not life.greeted.done():
             life.greeted.set_result(hello)
 
-    def left(self, told: GroupExited) -> None:
+    def left(self, agent: str, told: GroupExited) -> None:
+        """Of the groups that this agent was asked to start, one is gone."""
         life = self._lives.get(told.group)
-        if life is not None and not life.exited.done():
-            life.exited.set_result(told)
+        if life is None or life.exited.done():
+            return
+        if life.agent != agent:
+            log.warning("%s says that %s has ended, which is another agent's", agent, told.group)
+            return
+        life.exited.set_result(told)
 
     def condemn(self, name: str, reason: str) -> None:
         """The life of that name, if there is one."""

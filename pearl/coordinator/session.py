@@ -23,6 +23,7 @@ from pearl.coordinator.processes import LOCAL_HOST, Processes
 from pearl.coordinator.resuming import Beginning
 from pearl.coordinator.rollout_workers import RolloutWorkers
 from pearl.coordinator.run_files import RunFiles, strict_json
+from pearl.coordinator.status_json import StatusJson
 from pearl.coordinator.tasks import Tasks
 from pearl.coordinator.trace_player import Steps, TracePlayer, rest
 from pearl.coordinator.trainer import Trainer
@@ -37,7 +38,6 @@ from pearl.state.ids import GpuId, Incarnation, Slot
 from pearl.state.messages.control import (
     Ack,
     AgentReport,
-    ControlMessage,
     GroupExited,
     Heartbeat,
     Leaving,
@@ -48,14 +48,13 @@ from pearl.state.messages.control import (
     StatusReply,
     StatusRequest,
 )
-from pearl.state.messages.environment import DescribeReply, EnvironmentMessage
-from pearl.state.messages.rollout import Deltas, RolloutMessage
-from pearl.state.messages.training import TrainingMessage
+from pearl.state.messages.environment import DescribeReply
+from pearl.state.messages.rollout import Deltas
+from pearl.state.messages.senders import SENDERS
 from pearl.state.trace import TraceEvent
 
 log = logging.getLogger(__name__)
 
-PeerMessage = ControlMessage | EnvironmentMessage | RolloutMessage | TrainingMessage
 END_LIMIT_S = 8.0
 """For the agent to end its groups with their grace of 5 s; what is left then is killed, well within 15 s in all."""
 
@@ -85,6 +84,7 @@ class Session:
         self._inbox = Inbox(config.runtime.queue_messages)
         self._agent = agent
         self._trace = trace
+        self._status = StatusJson(lambda: strict_json(beginning.core.status()), self._clock)
         self.is_driving = False  # whether the core can be asked for an end
         self.failure = ""  # why the run ends before the core wished it
 
@@ -111,7 +111,7 @@ class Session:
         return Hub(
             runtime.address,
             run_id=self._run_id,
-            messages=PeerMessage,
+            messages=SENDERS,
             queue_messages=runtime.queue_messages,
             max_frame_bytes=runtime.max_frame_bytes,
             clock=self._clock,
@@ -243,8 +243,8 @@ class Session:
                 case Told(peer, Deltas() as deltas):
                     _, slot, incarnation = peer.split(".")
                     await self._inbox.put(Frame(Slot(int(slot)), Incarnation(int(incarnation)), deltas))
-                case Told(_, GroupExited() as exited):
-                    processes.left(exited)
+                case Told(peer, GroupExited() as exited):
+                    processes.left(peer, exited)
                 case Told(peer, AgentReport() as report) if peer == AGENT_NAME:
                     self._agent.reported(report)
                 case Told(peer, Notice() as notice):
@@ -266,7 +266,7 @@ class Session:
         match message:
             case StatusRequest():
                 try:
-                    reply(StatusReply(strict_json(self._beginning.core.status())))
+                    reply(StatusReply(self._status.json()))
                 except QueueFullError as error:
                     log.warning("%s: %s", peer, error)
             case AgentReport() as report:

@@ -5,6 +5,7 @@ side to the other without a hole, so that a lost frame is noticed by the next on
 asked; ``body`` stays packed until the envelope is understood, so that a bad body can still be answered.
 """
 
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, Generic, TypeVar
 
@@ -129,3 +130,26 @@ class FrameReader:
 
     def reason(self, envelope: Envelope) -> str:
         return self._reasons.decode(envelope.body)
+
+
+class Readers:
+    """One reader for each kind of sender: what a kind never says, or a frame larger than it ever sends, is malformed
+    before it costs anything.
+
+    Args:
+        messages: the types that senders may send, as a union, or a ``Sender`` for each kind.
+        common: union of what all may send.
+    """
+
+    def __init__(self, messages: Any, common: Any, max_frame_bytes: int) -> None:
+        self._everyone: FrameReader | None = None
+        self._by_kind: dict[str, FrameReader] = {}
+        if isinstance(messages, Mapping):
+            for kind, sender in messages.items():
+                most = min(sender.max_bytes or max_frame_bytes, max_frame_bytes)
+                self._by_kind[kind] = FrameReader(sender.messages | common, most)
+        else:
+            self._everyone = FrameReader(messages | common, max_frame_bytes)
+
+    def of(self, kind: str) -> FrameReader:
+        return self._everyone or self._by_kind[kind]
