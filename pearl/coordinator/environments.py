@@ -165,6 +165,7 @@ class Environments:
                 observations,
             )
             limit_s = limits.reset_timeout_s + command.turns * limits.step_timeout_s
+            limit_s = min(limit_s, self._config.rollout.trajectory_deadline_s)
             outcome = await self._ask(episode, request, messages.OpenEpisodeReply, limit_s)
         else:
             outcome = messages.EpisodeFailed("gone", "there is no environment worker")
@@ -180,7 +181,7 @@ class Environments:
 
     async def _step(self, command: commands.StepEpisode, episode: Episode, action: bytes) -> None:
         request = messages.StepEpisode(command.trajectory, command.turn, action, command.truncated)
-        limit_s = self._config.environment.step_timeout_s
+        limit_s = min(self._config.environment.step_timeout_s, self._config.rollout.trajectory_deadline_s)
         outcome = await self._ask(episode, request, messages.StepEpisodeReply, limit_s)
         if isinstance(outcome, messages.EpisodeFailed):
             await self._failed(episode, command.op, outcome)

@@ -6,13 +6,14 @@ A turn is played once. Asking for the last one again gives the same answer; any 
 
 import asyncio
 import logging
+import math
 import time
 
 import msgspec
 import numpy as np
 
 from pearl.envs.answers import AnswerCheck, BadAnswerError, Observed
-from pearl.envs.code_thread import CodeError, CodeThread, LimitError
+from pearl.envs.code_thread import CodeError, CodeThread, LimitError, Stop, StoppedError
 from pearl.envs.protocol import Environment, EnvironmentSpec, Episode
 from pearl.runtime.limited_log import LimitedLog
 from pearl.state.config import EnvironmentConfig
@@ -32,6 +33,7 @@ MAX_OPEN_EPISODES = 4096
 """On one worker: far more than trajectories in flight, few enough that a leak is noticed before memory is gone."""
 CLOSE_LIMIT_S = 10.0
 """For one episode to release what it holds; nobody waits for it."""
+CALL_ERRORS = (LimitError, StoppedError, CodeError, BadAnswerError)
 END_LIMIT_S = 2.0
 """For all episodes together when the worker ends."""
 
@@ -41,6 +43,7 @@ class OpenRow(msgspec.Struct, eq=False):
 
     episode: Episode
     lock: asyncio.Lock
+    stop: Stop  # set when it is closed
     turns: int = 0
     done: bool = False
     last_action: bytes = b""
@@ -65,13 +68,17 @@ class Episodes:
         thread: CodeThread,
         limits: EnvironmentConfig,
         max_open: int = MAX_OPEN_EPISODES,
+        deadline_s: float = math.inf,
     ) -> None:
+        """``deadline_s`` is that of a whole trajectory: no call takes longer, nor does bringing an episode back."""
         self._environment = environment
         self._spec = spec
         self._check = check
         self._thread = thread
         self._limits = limits
         self._max_open = max_open
+        self._deadline_s = deadline_s
+        self._opening: dict[int, Stop] = {}
         self._rows: dict[int, OpenRow] = {}
         self._num_opening = 0
         self._failures = LimitedLog(log)
@@ -92,15 +99,19 @@ class Episodes:
             return self._failed(request.trajectory, "error", reason)
         self._num_opening += 1
         began_s = time.monotonic()
+        stop = self._opening[request.trajectory] = Stop()
         try:
-            ids = await self._open(request)
+            ids = await self._open(request, stop)
         except _FailedError as failure:
             return self._failed(request.trajectory, failure.kind, failure.reason)
         finally:
             self._num_opening -= 1
+            if self._opening.get(request.trajectory) is stop:
+                del self._opening[request.trajectory]
         return OpenEpisodeReply(ids, time.monotonic() - began_s)
 
-    async def _open(self, request: OpenEpisode) -> bytes:
+    async def _open(self, request: OpenEpisode, stop: Stop) -> bytes:
+        end_s = time.monotonic() + self._deadline_s
         made: list[Episode] = []
 
         async def reset() -> list[int]:
@@ -110,11 +121,12 @@ class Episodes:
         is_open = False
         try:
             try:
-                prompt = self._check.prompt(await self._thread.call(reset, self._limits.reset_timeout_s))
-            except (LimitError, CodeError, BadAnswerError) as error:
-                raise _failed_by(error, "reset", "environment.reset_timeout_s") from error
-            row = OpenRow(made[0], asyncio.Lock())
-            await self._replay(row, request)
+                limit_s, key = self._limit(self._limits.reset_timeout_s, "environment.reset_timeout_s", end_s)
+                prompt = self._check.prompt(await self._thread.call(reset, limit_s, stop))
+            except CALL_ERRORS as error:
+                raise _failed_by(error, "reset", key) from error
+            row = OpenRow(made[0], asyncio.Lock(), stop)
+            await self._replay(row, request, end_s)
             self._release(
                 self._rows.get(request.trajectory)
             )  # another open of it was quicker: the last one counts
@@ -122,10 +134,15 @@ class Episodes:
             is_open = True
         finally:
             if made and not is_open:
-                self._release(OpenRow(made[0], asyncio.Lock()))
+                self._release(OpenRow(made[0], asyncio.Lock(), stop))
         return prompt
 
-    async def _replay(self, row: OpenRow, request: OpenEpisode) -> None:
+    def _limit(self, limit_s: float, key: str, end_s: float) -> tuple[float, str]:
+        """For a call that begins now, and the key that sets it."""
+        left_s = max(0.0, end_s - time.monotonic())
+        return (limit_s, key) if limit_s <= left_s else (left_s, "rollout.trajectory_deadline_s")
+
+    async def _replay(self, row: OpenRow, request: OpenEpisode, end_s: float) -> None:
         if len(request.actions) != len(request.observations):
             raise _FailedError(
                 "error", f"{len(request.actions)} actions to replay, {len(request.observations)} observations"
@@ -133,7 +150,7 @@ class Episodes:
         for turn, (action, wanted) in enumerate(zip(request.actions, request.observations, strict=True)):
             if row.done:
                 raise _FailedError("mismatch", f"the replay ended at turn {turn}, before its actions did")
-            reply = await self._play(row, action, self._is_truncated(action))
+            reply = await self._play(row, action, self._is_truncated(action), end_s)
             if reply.observation != wanted:
                 raise _FailedError("mismatch", f"the replay observed something else at turn {turn}")
 
@@ -163,20 +180,19 @@ class Episodes:
         if request.turn != row.turns or row.done:
             due = "it is done" if row.done else f"turn {row.turns} is due"
             raise _FailedError("error", f"turn {request.turn} of trajectory {request.trajectory}: {due}")
-        return await self._play(row, request.action, request.truncated)
+        return await self._play(row, request.action, request.truncated, time.monotonic() + self._deadline_s)
 
-    async def _play(self, row: OpenRow, action: bytes, truncated: bool) -> StepEpisodeReply:
+    async def _play(self, row: OpenRow, action: bytes, truncated: bool, end_s: float) -> StepEpisodeReply:
         if len(action) % 4:
             raise _FailedError("error", f"an action of {len(action)} bytes holds no int32 ids")
         ids: list[int] = np.frombuffer(action, "<i4").tolist()
         began_s = time.monotonic()
+        limit_s, key = self._limit(self._limits.step_timeout_s, "environment.step_timeout_s", end_s)
         try:
-            answer = await self._thread.call(
-                lambda: row.episode.step(ids, truncated), self._limits.step_timeout_s
-            )
+            answer = await self._thread.call(lambda: row.episode.step(ids, truncated), limit_s, row.stop)
             observed: Observed = self._check.observation(answer)
-        except (LimitError, CodeError, BadAnswerError) as error:
-            raise _failed_by(error, "step", "environment.step_timeout_s") from error
+        except CALL_ERRORS as error:
+            raise _failed_by(error, "step", key) from error
         seconds = time.monotonic() - began_s
         row.last_reply = StepEpisodeReply(observed.ids, observed.reward, observed.done, seconds)
         row.last_action, row.done = action, observed.done
@@ -186,7 +202,9 @@ class Episodes:
     # ending
 
     def close(self, request: CloseEpisode) -> None:
-        """Harmless when there is none, or twice."""
+        """What it is asked at the moment is cancelled. Harmless when there is none, or twice."""
+        if (stop := self._opening.pop(request.trajectory, None)) is not None:
+            stop.set()
         self._release(self._rows.pop(request.trajectory, None))
 
     async def close_all(self) -> None:
@@ -208,6 +226,7 @@ class Episodes:
 
     def _release(self, row: OpenRow | None) -> None:
         if row is not None:
+            row.stop.set()
             self._thread.post(row.episode.close, CLOSE_LIMIT_S, "an episode could not be closed")
 
     def _failed(self, trajectory: int, kind: EnvironmentFailure, reason: str) -> EpisodeFailed:
@@ -218,4 +237,6 @@ class Episodes:
 def _failed_by(error: Exception, method: str, limit_key: str) -> _FailedError:
     if isinstance(error, LimitError):
         return _FailedError("timeout", f"{method}: {error} ({limit_key})")
+    if isinstance(error, StoppedError):
+        return _FailedError("gone", f"{method}: its episode was closed meanwhile")
     return _FailedError("error", f"{method}: {error}" if isinstance(error, CodeError) else str(error))

@@ -1,9 +1,12 @@
 """The rollout half of the pipeline scheduler: from an opened episode to a finished trajectory.
 
 Invariants: a trajectory waits for at most one thing (an attempt or an environment op), and is ended or started again
-only when that thing has answered, so that what the core counts is what the token store holds. Every trajectory in
-flight is opening, ready, generating or stepping; each is finished exactly once.
+only when that thing has answered, so that what the core counts is what the token store holds; an environment's step
+alone is given up at the trajectory's deadline, for its answer reaches neither once its episode is closed. Every
+trajectory in flight is opening, ready, generating or stepping; each is finished exactly once.
 """
+
+import heapq
 
 import msgspec
 
@@ -44,6 +47,9 @@ class RolloutState(msgspec.Struct):
     trajectories: dict[TrajectoryId, Trajectory] = msgspec.field(default_factory=dict)
     ops: dict[OpId, TrajectoryId] = msgspec.field(default_factory=dict)
     in_flight: int = 0
+    step_deadlines: list[tuple[float, OpId]] = msgspec.field(
+        default_factory=list
+    )  # a heap; of those that step
     evaluation: EvaluationRound | None = None
     dispatch: DispatchState = msgspec.field(default_factory=DispatchState)
 
@@ -206,6 +212,8 @@ class Rollout:
         self._effects.emit(
             StepEpisode(op=op, trajectory=trajectory.id, turn=trajectory.turn, truncated=trajectory.truncated)
         )
+        left = max(0.0, self._config.rollout.trajectory_deadline_s - trajectory.spent_s)
+        heapq.heappush(self.state.step_deadlines, (now + left, op))
 
     # worker outcomes
 
@@ -272,11 +280,38 @@ class Rollout:
                 self._interrupted(trajectory, now)
         assert row.running == 0, row
 
+    def next_deadline(self) -> float | None:
+        """May belong to something that has ended meanwhile; a Tick then finds nothing to do."""
+        deadlines = self.state.step_deadlines
+        while deadlines and deadlines[0][1] not in self.state.ops:
+            heapq.heappop(deadlines)
+        found = [deadlines[0][0]] if deadlines else []
+        attempts = self.dispatcher.next_deadline()
+        return min(found if attempts is None else [*found, attempts], default=None)
+
     def on_tick(self, now: float) -> None:
+        self._end_late_steps(now)
         for identity in self.dispatcher.expired(now):
             trajectory = self.state.trajectories[identity]
             trajectory.expired = True
             self._attempts.abort(trajectory)
+
+    def _end_late_steps(self, now: float) -> None:
+        """Of steps that run past their trajectory's deadline: the environment is closed, which cancels them."""
+        deadlines = self.state.step_deadlines
+        while deadlines and (deadlines[0][0] <= now or deadlines[0][1] not in self.state.ops):
+            _, op = heapq.heappop(deadlines)
+            identity = self.state.ops.pop(op, None)
+            if identity is None:
+                continue
+            trajectory = self.state.trajectories[identity]
+            trajectory.op = OpId(0)
+            trajectory.spent_s += now - trajectory.since_s
+            trajectory.turns[-1].env_seconds += now - trajectory.since_s
+            if trajectory.restart:
+                self.restart(trajectory)
+            else:
+                self._finish(trajectory, Outcome.EXPIRED)
 
     def resume(self) -> None:
         """After a crash no environment lives and no op will answer. What was stored but never journalled is cut

@@ -6,6 +6,7 @@ from test_core import assert_clean, make_config, training_records
 from world import World
 
 from pearl.state import commands, events
+from pearl.state.config import Config, DataConfig, EnvironmentConfig, RolloutConfig, RunConfig
 from pearl.state.ids import Slot
 from pearl.state.trajectory import TokenDelta, VersionRun
 from pearl.state.weights import Version
@@ -188,3 +189,55 @@ def test_en_05_a_first_step_without_any_sample_ends_the_run() -> None:
     assert finish.exit_code == 1
     assert "every trajectory of the first step failed" in finish.error
     assert not world.trained
+
+
+class SlowWorld(World):
+    """Every fifth trajectory's environment answers its steps after a minute only."""
+
+    def _step(self, command: commands.StepEpisode) -> None:
+        if command.trajectory % 5:
+            super()._step(command)
+        else:
+            self.post(events.EpisodeStepped(command.op, command.trajectory, 0, 1.0, True, 60.0), 60.0)
+
+
+def test_a_step_is_given_up_at_its_trajectorys_deadline_and_its_place_is_free_at_once() -> None:
+    config = Config(
+        run=RunConfig(num_steps=3),
+        data=DataConfig(batch_size=10, group_size=5),
+        environment=EnvironmentConfig(num_evaluation_tasks=0),
+        rollout=RolloutConfig(trajectory_deadline_s=5.0, turn_deadline_s=5.0, staleness_bound=0),
+    )
+    world = SlowWorld(config, seed=3)
+    finish = world.run()
+    assert finish.exit_code == 0
+    late = [record for record in world.records if record.trajectory % 5 == 0]
+    assert {record.outcome for record in late} == {"expired"}
+    assert finish.summary["expired_trajectories"] == len(late) == 6
+    stepped: dict[int, float] = {}
+    for at, _, done in world.entries:
+        for command in done:
+            if isinstance(command, commands.StepEpisode):
+                stepped[command.trajectory] = at
+            elif isinstance(command, commands.CloseEpisode) and command.trajectory % 5 == 0:
+                assert at - stepped[command.trajectory] <= 5.0
+    assert world.now < 60.0
+
+
+def test_a_deadline_that_passes_while_the_coordinator_is_down_ends_the_step_after_it() -> None:
+    config = Config(
+        run=RunConfig(num_steps=2),
+        data=DataConfig(batch_size=10, group_size=5),
+        environment=EnvironmentConfig(num_evaluation_tasks=0),
+        rollout=RolloutConfig(trajectory_deadline_s=5.0, turn_deadline_s=5.0, staleness_bound=0),
+    )
+    world = SlowWorld(config, seed=3)
+    world.start()
+    while not any(
+        t.phase == "stepping" and t.id % 5 == 0 for t in world.core._state.rollout.trajectories.values()
+    ):
+        world.step()
+    world.now += 30.0
+    world.crash()
+    assert world.run().exit_code == 0
+    assert world.now < 60.0
