@@ -38,6 +38,8 @@ MAX_ATTEMPT_ERRORS = 5
 """Failed attempts of one trajectory in a row before it is masked: more than one bad worker can cause on its own,
 since a worker is replaced after three."""
 
+RESUMED = "the coordinator was restarted"
+
 
 class RolloutState(msgspec.Struct):
     buffer: CohortBuffer
@@ -174,6 +176,8 @@ class Rollout:
         limit = self._config.environment.max_failures
         if trajectory.restart:
             self.restart(trajectory)
+        elif not event.charged:  # the restarts of the workers are what bounds this
+            self._interrupt(trajectory, f"environment {event.kind}")
         elif event.kind == "gone" and self.state.can_restore and trajectory.losses < limit:
             trajectory.losses += 1
             self._open_environment(trajectory)
@@ -182,6 +186,13 @@ class Rollout:
             self.restart(trajectory, f"environment {event.kind}")
         else:
             self._finish(trajectory, Outcome.INFRASTRUCTURE)
+
+    def _interrupt(self, trajectory: Trajectory, reason: str) -> None:
+        """Go on after something that is not the trajectory's own fault, and is not counted against it."""
+        if self.state.can_restore or trajectory.turn < 1:
+            self._open_environment(trajectory)
+        else:
+            self.restart(trajectory, reason)
 
     def _note_failure(self, event: events.EpisodeFailed, now: float) -> None:
         """Tell the person of the 1st, 10th, 100th, ...: never silent, never a flood."""
@@ -315,7 +326,8 @@ class Rollout:
 
     def resume(self) -> None:
         """After a crash no environment lives and no op will answer. What was stored but never journalled is cut
-        off; an environment is opened again, with its turns replayed, when its trajectory needs it next."""
+        off; an environment is opened again, with its turns replayed, when its trajectory needs it next. Where turns
+        cannot be replayed, the trajectory begins again, which is no failure of its own."""
         self.state.ops.clear()
         trajectories = list(self.state.trajectories.values())
         for trajectory in trajectories:
@@ -326,7 +338,12 @@ class Rollout:
                 if trajectory.restart:
                     self.restart(trajectory)
                 else:
-                    self._open_environment(trajectory)
+                    self._interrupt(trajectory, RESUMED)
+            elif not self.state.can_restore and trajectory.turn >= 1:
+                if trajectory.phase == "ready":
+                    self.restart(trajectory, RESUMED)
+                elif trajectory.phase == "generating":
+                    trajectory.restart = RESUMED  # once the loss of its worker has been heard of
 
     # starting again and ending
 

@@ -1,5 +1,7 @@
 """Rules of the core, each as a short conversation on the virtual clock."""
 
+import heapq
+
 import msgspec
 import pytest
 from test_core import assert_clean, make_config, training_records
@@ -241,3 +243,70 @@ def test_a_deadline_that_passes_while_the_coordinator_is_down_ends_the_step_afte
     world.crash()
     assert world.run().exit_code == 0
     assert world.now < 60.0
+
+
+class ForgetfulWorld(World):
+    """Environments that cannot be brought back to where they were: a replay observes something else."""
+
+    def _open(self, command: commands.OpenEpisode) -> None:
+        if command.turns:
+            self.post(
+                events.EpisodeFailed(command.op, command.trajectory, "mismatch", "observed something else")
+            )
+        else:
+            super()._open(command)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_deaths_of_the_coordinator_are_no_failures_of_what_it_ran(seed: int) -> None:
+    config = Config(
+        run=RunConfig(num_steps=2),
+        data=DataConfig(batch_size=8, group_size=4),
+        environment=EnvironmentConfig(num_evaluation_tasks=6, max_failures=0),
+        rollout=RolloutConfig(num_workers=2, max_requests_per_worker=4),
+    )
+    world = ForgetfulWorld(config, seed=seed, can_restore=False)
+    world.start()
+    num_crashes = 0
+    for crash in range(8):
+        for _ in range(20 + 7 * crash):
+            if world.finish is None:
+                world.step()
+        if world.finish is None:
+            world.crash()
+            num_crashes += 1
+    finish = world.run()
+    assert num_crashes >= 4
+    assert finish.exit_code == 0, finish.error
+    assert finish.summary["environment_failures"] == 0
+    assert not [record for record in world.records if record.outcome == "infrastructure"]
+
+
+@pytest.mark.parametrize("can_restore", [True, False])
+def test_a_neighbour_of_a_killer_is_not_charged(can_restore: bool) -> None:
+    config = make_config()
+    config = msgspec.structs.replace(
+        config, environment=EnvironmentConfig(num_evaluation_tasks=0, max_failures=0)
+    )
+    world = (World if can_restore else ForgetfulWorld)(config, seed=4, can_restore=can_restore)
+    world.start()
+    charged: set[int] = set()
+    deaths = 0
+    while world.finish is None and world.step():
+        _, _, done = world.entries[-1]
+        stepping = [command for command in done if isinstance(command, commands.StepEpisode)]
+        if stepping and deaths < 20:
+            command, deaths = stepping[0], deaths + 1
+            is_charged = deaths == 10
+            world.queue = [entry for entry in world.queue if getattr(entry[2], "op", None) != command.op]
+            heapq.heapify(world.queue)
+            world.envs.discard(command.trajectory)
+            world.tokens[command.trajectory] = world.core._state.rollout.trajectories[
+                command.trajectory
+            ].tokens
+            failed = events.EpisodeFailed(command.op, command.trajectory, "gone", "killed", is_charged)
+            world.post(failed)
+            if is_charged:
+                charged.add(command.trajectory)
+    assert deaths == 20
+    assert {r.trajectory for r in world.records if r.outcome == "infrastructure"} == charged
