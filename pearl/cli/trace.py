@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pearl.cli.output import check_writable, wide_console
-from pearl.state.trace import TraceEvent
 from pearl.traces import Trace, at_most, counts, load_trace
 from pearl.traces.capacity import moment
+from pearl.types.trace import TraceEvent
 
 PLOT_ROWS = 8
 BLOCKS = " ▁▂▃▄▅▆▇█"

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from pearl.config.schema import ConfigError, problems
-from pearl.config.suggest import nearest
-from pearl.state.config import Config
+from pearl.config.suggestions import nearest
+from pearl.types.config import Config
 
 BUILT_IN_ENVIRONMENTS = ("bugfix", "emulated")
 PROBE_LIMIT_S = 30.0

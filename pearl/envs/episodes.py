@@ -12,12 +12,12 @@ import time
 import msgspec
 import numpy as np
 
-from pearl.envs.answers import AnswerCheck, BadAnswerError, Observed
-from pearl.envs.code_thread import CodeError, CodeThread, LimitError, Stop, StoppedError
 from pearl.envs.protocol import Environment, EnvironmentSpec, Episode
-from pearl.runtime.limited_log import LimitedLog
-from pearl.state.config import EnvironmentConfig
-from pearl.state.messages.environment import (
+from pearl.envs.response_validator import BadAnswerError, ResponseValidator, ValidatedObservation
+from pearl.envs.sandbox_thread import CodeError, LimitError, SandboxThread, Stop, StoppedError
+from pearl.runtime.rate_limited_log import RateLimitedLogger
+from pearl.types.config import EnvironmentConfig
+from pearl.types.messages.environment import (
     CloseEpisode,
     EnvironmentFailure,
     EpisodeFailed,
@@ -64,8 +64,8 @@ class Episodes:
         self,
         environment: Environment,
         spec: EnvironmentSpec,
-        check: AnswerCheck,
-        thread: CodeThread,
+        check: ResponseValidator,
+        thread: SandboxThread,
         limits: EnvironmentConfig,
         max_open: int = MAX_OPEN_EPISODES,
         deadline_s: float = math.inf,
@@ -81,7 +81,7 @@ class Episodes:
         self._opening: dict[int, Stop] = {}
         self._rows: dict[int, OpenRow] = {}
         self._num_opening = 0
-        self._failures = LimitedLog(log)
+        self._failures = RateLimitedLogger(log)
 
     @property
     def num_open(self) -> int:
@@ -190,7 +190,7 @@ class Episodes:
         limit_s, key = self._limit(self._limits.step_timeout_s, "environment.step_timeout_s", end_s)
         try:
             answer = await self._thread.call(lambda: row.episode.step(ids, truncated), limit_s, row.stop)
-            observed: Observed = self._check.observation(answer)
+            observed: ValidatedObservation = self._check.observation(answer)
         except CALL_ERRORS as error:
             raise _failed_by(error, "step", key) from error
         seconds = time.monotonic() - began_s

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from pearl.runtime.errors import FrameTooLargeError, MalformedError
-from pearl.state.error_text import error_text, escaped, without_surrogates
+from pearl.types.error_text import error_text, escaped, without_surrogates
 
 Message = TypeVar("Message")
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
-from pearl.state.error_text import error_text
+from pearl.types.error_text import error_text
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from pearl.state.trace import TraceEvent
+from pearl.types.trace import TraceEvent
 
 GAP_FACTOR = 10
 """A pause this many times the median one, and at least ``MIN_GAP_S``, is worth a remark: nothing was recorded."""

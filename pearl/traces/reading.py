@@ -5,9 +5,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from pearl.state.trace import TraceEvent
 from pearl.traces import availability, bamboo, json_lines, kubernetes, segments, slurm
 from pearl.traces.source import Trace, lines_of, read_text, shown
+from pearl.types.trace import TraceEvent
 
 FORMATS = f"""\
 event files: {bamboo.EXAMPLE}

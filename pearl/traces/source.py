@@ -10,7 +10,7 @@ import zlib
 from pathlib import Path
 from typing import NamedTuple
 
-from pearl.state.trace import TraceEvent
+from pearl.types.trace import TraceEvent
 
 MAX_BYTES = 64 << 20
 """A year of a change every ten seconds is half of it; what is larger is some other file."""

@@ -8,7 +8,7 @@ import pytest
 
 from pearl.config import ConfigError, load, resolved_json, resolved_toml, validate
 from pearl.config.schema import KEYS, problems
-from pearl.state.config import Config, DataConfig
+from pearl.types.config import Config, DataConfig
 
 CONFIGS = Path(__file__).parents[2] / "launch" / "configs"
 

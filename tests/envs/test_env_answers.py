@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from pearl.envs.answers import AnswerCheck, BadAnswerError
 from pearl.envs.protocol import EnvironmentSpec, Observation
+from pearl.envs.response_validator import BadAnswerError, ResponseValidator
 
-CHECK = AnswerCheck(EnvironmentSpec(257, (256,), 0, 0, 10, True), 64, 64)
+CHECK = ResponseValidator(EnvironmentSpec(257, (256,), 0, 0, 10, True), 64, 64)
 
 
 class Raising:

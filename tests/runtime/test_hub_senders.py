@@ -1,14 +1,14 @@
 """Who may say what, and how much of it: checked by the sender's kind and size before it costs anything."""
 
 import pytest
-from talk import RUN_ID, RawPeer, all_joined, make_hub, next_one, until
+from rpc_messages import RUN_ID, RawPeer, all_joined, make_server, next_one, until
 
 from pearl.runtime.codec import Kind, Readers, encode
 from pearl.runtime.errors import MalformedError
-from pearl.runtime.hub import Asked, Joined, Lost, Told
-from pearl.runtime.membership import MAX_ADMINS, Member, Membership
-from pearl.runtime.transport import Outbox
-from pearl.state.messages.control import (
+from pearl.runtime.peer_table import MAX_ADMINS, PeerEntry, PeerTable
+from pearl.runtime.rpc_server import Call, Notification, PeerJoined, PeerLost
+from pearl.runtime.zmq_socket import Outbox
+from pearl.types.messages.control import (
     MAX_HOST_GPUS,
     Ack,
     AgentReport,
@@ -20,8 +20,8 @@ from pearl.state.messages.control import (
     Preempt,
     StatusRequest,
 )
-from pearl.state.messages.rollout import Deltas
-from pearl.state.messages.senders import SENDERS
+from pearl.types.messages.rollout import Deltas
+from pearl.types.messages.senders import SENDERS
 
 ADMIN = Hello("admin", 7, 1, "here", 1, RUN_ID)
 ROLLOUT = Hello("rollout", 0, 1, "here", 1, RUN_ID)
@@ -33,33 +33,33 @@ def report(num_gpus: int) -> AgentReport:
 
 
 async def test_an_admin_that_sends_tokens_is_not_heard_and_hurts_nobody() -> None:
-    async with make_hub(messages=SENDERS, max_frame_bytes=FRAME_BYTES) as hub:
-        admin, rollout = RawPeer(hub.address, "a"), RawPeer(hub.address, "r")
+    async with make_server(messages=SENDERS, max_frame_bytes=FRAME_BYTES) as server:
+        admin, rollout = RawPeer(server.address, "a"), RawPeer(server.address, "r")
         try:
             await admin.join(ADMIN)
             await rollout.join(ROLLOUT)
-            await all_joined(hub, 2)
+            await all_joined(server, 2)
             for message in (Deltas(0, ()), GroupExited("rollout.0.1", 0, "", ""), Notice(0.0, "")):
                 admin.say(Kind.TELL, 0, encode(message))
-            await until(lambda: hub.counters.malformed == 3)
+            await until(lambda: server.counters.malformed == 3)
             rollout.say(Kind.TELL, 0, encode(Deltas(0, ())))
-            told = await next_one(hub, Told)
+            told = await next_one(server, Notification)
             assert (told.peer, told.message) == ("rollout.0.1", Deltas(0, ()))
             admin.say(Kind.ASK, 5, encode(StatusRequest()))
-            assert (await next_one(hub, Asked)).peer == "admin.7.1"
+            assert (await next_one(server, Call)).peer == "admin.7.1"
         finally:
             admin.close()
             rollout.close()
 
 
 async def test_a_frame_beyond_what_its_sender_ever_sends_ends_that_sender() -> None:
-    async with make_hub(messages=SENDERS, max_frame_bytes=16 << 20) as hub:
-        admin = RawPeer(hub.address, "a")
+    async with make_server(messages=SENDERS, max_frame_bytes=16 << 20) as server:
+        admin = RawPeer(server.address, "a")
         try:
             await admin.join(ADMIN)
-            await next_one(hub, Joined)
+            await next_one(server, PeerJoined)
             admin.say(Kind.TELL, 0, encode(b"x" * (5 << 20)))
-            lost = await next_one(hub, Lost)
+            lost = await next_one(server, PeerLost)
             assert lost.peer == "admin.7.1"
             assert "more than" in lost.reason
         finally:
@@ -67,15 +67,15 @@ async def test_a_frame_beyond_what_its_sender_ever_sends_ends_that_sender() -> N
 
 
 async def test_who_has_not_said_hello_is_read_only_if_it_can_be_one() -> None:
-    async with make_hub(messages=SENDERS, max_frame_bytes=16 << 20) as hub:
-        stranger = RawPeer(hub.address, "s")
+    async with make_server(messages=SENDERS, max_frame_bytes=16 << 20) as server:
+        stranger = RawPeer(server.address, "s")
         try:
             stranger.say(Kind.ASK, 1, encode(Hello("admin", 1, 1, "h" * 100_000, 1, RUN_ID)))
             stranger.say(Kind.ASK, 1, encode(Hello("admin", 1, 1, "h" * 1000, 1, RUN_ID)))
             stranger.say(Kind.ASK, 1, encode(Hello("admin", -1, 1, "h", 1, RUN_ID)))
             stranger.say(Kind.ASK, 1, encode(StatusRequest()))
-            await until(lambda: hub.counters.malformed == 4)
-            assert hub.peers() == ()
+            await until(lambda: server.counters.malformed == 4)
+            assert server.peers() == ()
         finally:
             stranger.close()
 
@@ -110,13 +110,13 @@ def test_every_kind_of_peer_may_beat(kind: str) -> None:
     assert reader.body(reader.envelope(encode((0, int(Kind.TELL), 0, Heartbeat(1))))) == Heartbeat(1)
 
 
-def join(members: Membership, hello: Hello) -> None:
+def join(members: PeerTable, hello: Hello) -> None:
     name = f"{hello.kind}.{hello.slot}.{hello.incarnation}"
-    members.add(Member(name, name.encode(), hello, Outbox(name, lambda frame: True, 1), 0.0, 0))
+    members.add(PeerEntry(name, name.encode(), hello, Outbox(name, lambda frame: True, 1), 0.0, 0))
 
 
 def test_admins_are_bounded_and_leave_nothing_behind() -> None:
-    members = Membership(RUN_ID)
+    members = PeerTable(RUN_ID)
     for slot in range(MAX_ADMINS):
         hello = Hello("admin", slot, 1, "h", 1, "")
         assert members.objection(hello) == ""
@@ -129,7 +129,7 @@ def test_admins_are_bounded_and_leave_nothing_behind() -> None:
 
 
 def test_only_who_knows_the_run_can_be_the_coordinators_own_agent() -> None:
-    members = Membership(RUN_ID)
+    members = PeerTable(RUN_ID)
     assert "belongs to run ''" in members.objection(Hello("agent", 0, 1, "h", 1, ""))
     assert members.objection(Hello("agent", 0, 1, "h", 1, RUN_ID)) == ""
     assert members.objection(Hello("agent", 5, 1, "h", 1, "")) == ""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pearl.state.messages.environment import MAX_REWARD
-from pearl.state.messages.training import Sample
+from pearl.types.messages.environment import MAX_REWARD
+from pearl.types.messages.training import Sample
 
 log = logging.getLogger(__name__)
 

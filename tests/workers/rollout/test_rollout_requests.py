@@ -4,11 +4,11 @@ from typing import Any, cast
 
 import numpy as np
 
-from pearl.runtime.peer import Peer
-from pearl.state.config import RolloutConfig
-from pearl.state.messages.rollout import Deltas, Generate, SamplingParams
+from pearl.runtime.rpc_client import RpcClient
+from pearl.types.config import RolloutConfig
+from pearl.types.messages.rollout import Deltas, Generate, SamplingParams
+from pearl.workers.rollout.live_requests import Requests
 from pearl.workers.rollout.protocol import Delta, Emit, Engine, GenerateRequest
-from pearl.workers.rollout.requests import Requests
 
 
 class FragileEngine:
@@ -36,7 +36,7 @@ class KeptFrames:
 async def test_whatever_the_engine_raises_is_that_requests_only_end() -> None:
     requests = Requests(RolloutConfig(), "rollout.0.1", cast(Engine, FragileEngine()))
     kept = KeptFrames()
-    requests.connect(cast(Peer, kept))
+    requests.connect(cast(RpcClient, kept))
     for attempt in (1, 2, 3):
         ids = np.arange(3, dtype="<i4").tobytes()
         await requests.generate(Generate(attempt, attempt, ids, SamplingParams(4, 1.0, ()), 0))

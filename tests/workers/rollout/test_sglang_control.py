@@ -5,8 +5,8 @@ from typing import Any, cast
 
 import pytest
 
+from pearl.workers.rollout.sglang.api import SglangApi
 from pearl.workers.rollout.sglang.client import Answer, Client, ServerError
-from pearl.workers.rollout.sglang.control import Control
 
 PENDING = Answer(400, {"error": {"message": "Flush cache failed: requests pending"}})
 GOOD = Answer(200, "Cache flushed.")
@@ -26,7 +26,7 @@ class Answering:
 
 async def flush(client: Answering, limit_s: float = 10.0) -> None:
     async with asyncio.timeout(20):
-        await Control(cast(Client, client)).flush(limit_s)
+        await SglangApi(cast(Client, client)).flush(limit_s)
 
 
 async def test_a_flush_that_finds_requests_pending_is_asked_again() -> None:

@@ -5,7 +5,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from pearl.state.messages.environment import MAX_REWARD
+from pearl.types.messages.environment import MAX_REWARD
 from pearl.workers.training.grpo import (
     STATISTICS,
     LossSettings,
