@@ -36,7 +36,7 @@ from pearl.workers.training.grpo import (
 from pearl.workers.training.micro_batch import MicroBatch, Update, make_update
 from pearl.workers.training.samples import TrainingSample, unpack
 from pearl.workers.training.schedule import learning_rate
-from pearl.workers.training.scoring import Scores, score
+from pearl.workers.training.scoring import Scores
 from pearl.workers.training.tally import Tally, finite_only, sample_metrics
 from pearl.workers.training.warm_start import warm_start
 
@@ -64,8 +64,10 @@ class Trainer:
     ) -> None:
         self.version = Version(-1, -1)  # until it is started
         self.progress = progress
-        self.policy = Policy(config.model, vocabulary_size, config.run.seed, device)
         training = config.training
+        self.policy = Policy(
+            config.model, vocabulary_size, config.run.seed, device, training.activation_checkpointing
+        )
         self._config = config
         self._vocabulary_size = vocabulary_size
         self._checkpoints = checkpoints
@@ -177,6 +179,7 @@ class Trainer:
                 self.policy.num_ranks,
                 self._rank,
                 training.tokens_per_micro_batch,
+                self.policy.flops,
                 self.policy.device,
             )
             for chosen in deal_groups(groups_S.tolist(), training.updates_per_step)
@@ -204,7 +207,7 @@ class Trainer:
         return [micro_batch for update in updates for micro_batch in update.micro_batches]
 
     def _score(self, micro_batch: MicroBatch) -> Scores:
-        return score(self.policy.model, micro_batch.packed, self._config.rollout.temperature)
+        return self.policy.score(micro_batch.packed, self._config.rollout.temperature)
 
     def _update(self, update: Update, rate: float, tally: Tally) -> tuple[float, bool]:
         for micro_batch in update.micro_batches:
