@@ -25,16 +25,16 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pearl.state.config import Config, DataConfig, ModelConfig, RolloutConfig, TrainingConfig, WarmStartConfig
-from pearl.state.messages.training import Sample
-from pearl.workers.links.image import SnapshotStore
+from pearl.types.config import Config, DataConfig, ModelConfig, RolloutConfig, TrainingConfig, WarmStartConfig
+from pearl.types.messages.training import Sample
 from pearl.workers.model import build_model, use_one_thread
 from pearl.workers.training.checkpoint import CheckpointStore
-from pearl.workers.training.commands import Progress
 from pearl.workers.training.fsdp import Policy
 from pearl.workers.training.packing import NAME, Packed, pack
+from pearl.workers.training.rank_commands import Progress
 from pearl.workers.training.scoring import score
 from pearl.workers.training.trainer import Trainer
+from pearl.workers.weight_transfer.snapshot_image import SnapshotStore
 
 IDS = 49152
 CPU = torch.device("cpu")

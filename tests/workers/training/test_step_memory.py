@@ -9,12 +9,12 @@ import torch
 from training_worlds import CONFIG, MODEL, VOCABULARY, in_world, make_samples, with_training
 from transformers import GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from pearl.state.config import Config
+from pearl.types.config import Config
 from pearl.workers.model import build_model
 from pearl.workers.training.activations import checkpoint_activations, decoder_layers
 from pearl.workers.training.batching import balance, cut
 from pearl.workers.training.flops import Flops
-from pearl.workers.training.fsdp import Policy, whole
+from pearl.workers.training.fsdp import Policy, full_tensor
 from pearl.workers.training.output_layer import OutputLayer
 from pearl.workers.training.packing import NAME, Packed, pack
 from pearl.workers.training.samples import unpack
@@ -127,7 +127,7 @@ def summed_gradients(config: Config, counts: list[int]) -> dict[str, torch.Tenso
         assert parameter.grad is not None, name
         assert parameter.grad.dtype == torch.float32
     return {
-        name: whole(parameter.grad)
+        name: full_tensor(parameter.grad)
         for name, parameter in policy.parameters.items()
         if parameter.grad is not None
     }
