@@ -12,8 +12,8 @@ from pearl.envs.agents.environment import AgentEnvironment
 from pearl.envs.loader import load_environment
 from pearl.envs.service import EnvironmentService
 from pearl.envs.text.tokenizer import TextTokenizer
-from pearl.state.config import Config, EnvironmentConfig, RolloutConfig
-from pearl.state.messages.environment import (
+from pearl.types.config import Config, EnvironmentConfig, RolloutConfig
+from pearl.types.messages.environment import (
     CloseEpisode,
     EpisodeFailed,
     OpenEpisode,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from agent_bench import END, AgentBench, agent_bench
 
-from pearl.state.messages.environment import StepEpisodeReply
+from pearl.types.messages.environment import StepEpisodeReply
 
 ROOT = Path(__file__).resolve().parents[2]
 

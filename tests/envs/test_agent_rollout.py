@@ -12,7 +12,7 @@ from chat_models import make_directory
 from pearl.envs.agents.completion import read_request
 from pearl.envs.agents.errors import UnsupportedError
 from pearl.envs.loader import load_environment
-from pearl.state.messages.environment import EpisodeFailed, StepEpisodeReply
+from pearl.types.messages.environment import EpisodeFailed, StepEpisodeReply
 
 GUESS = '<tool_call>\n{"name": "guess", "arguments": {"number": %d}}\n</tool_call>' + END
 

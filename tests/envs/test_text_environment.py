@@ -11,8 +11,8 @@ from text_games import Guess
 from pearl.envs.loader import load_environment
 from pearl.envs.service import EnvironmentService
 from pearl.envs.text.environment import RenderedEnvironment
-from pearl.state.config import Config, EnvironmentConfig, RolloutConfig
-from pearl.state.messages.environment import (
+from pearl.types.config import Config, EnvironmentConfig, RolloutConfig
+from pearl.types.messages.environment import (
     EpisodeFailed,
     OpenEpisode,
     OpenEpisodeReply,

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from pearl.envs.agents.errors import TruncatedError
 from pearl.envs.agents.exchange import AgentCounters, Exchange, Prompt, Truncation
 from pearl.envs.agents.tasks import TaskSets
-from pearl.envs.code_thread import describe
 from pearl.envs.protocol import EnvironmentSpec, EpisodeLimits, InfrastructureError, Observation, Split
+from pearl.envs.sandbox_thread import describe
 from pearl.envs.text.environment import spec_of
 from pearl.envs.text.options import ProvenChat
 

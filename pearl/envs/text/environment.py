@@ -14,7 +14,7 @@ from pearl.envs.text.base import TextEnvironment, TextEpisode
 from pearl.envs.text.conversation import Conversation
 from pearl.envs.text.messages import Message, check_messages, check_tools
 from pearl.envs.text.options import ProvenChat
-from pearl.runtime.limited_log import LimitedLog
+from pearl.runtime.rate_limited_log import RateLimitedLogger
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class RenderedEnvironment:
         self._environment = environment
         self._proven = proven
         self._limits = EpisodeLimits()
-        self._notes = LimitedLog(log)
+        self._notes = RateLimitedLogger(log)
         self.counters = TextCounters()
 
     def set_limits(self, limits: EpisodeLimits) -> None:
