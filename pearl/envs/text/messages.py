@@ -43,7 +43,7 @@ def check_tools(tools: object, where: str = "tools") -> list[Tool]:
 
 
 def clean(text: str) -> str:
-    """PairStage a surrogate pair, which JSON can name and UTF-8 cannot, becomes U+FFFD."""
+    """One half of a surrogate pair, which JSON can name and UTF-8 cannot, becomes U+FFFD."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
