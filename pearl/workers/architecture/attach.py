@@ -4,6 +4,7 @@ import torch
 from transformers import PreTrainedModel
 
 from pearl.workers.architecture.masks import Mask
+from pearl.workers.architecture.positions import freeze_positions
 from pearl.workers.architecture.survey import survey
 
 ATTRIBUTE = "pearl_mask"
@@ -18,6 +19,7 @@ def attach_attention(model: PreTrainedModel, name: str, max_context_tokens: int)
     found = survey(model.config, max_context_tokens)
     if found.problems:
         raise ValueError(f"{type(model).__name__}: {'; '.join(found.problems)}")
+    freeze_positions(model, max_context_tokens)
     model.set_attn_implementation(name)
     for path, mask in found.masks.items():
         setattr(model.get_submodule(path), ATTRIBUTE, mask)
