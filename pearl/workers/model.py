@@ -10,7 +10,7 @@ from typing import cast
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from pearl.state.config import ModelConfig
+from pearl.types.config import ModelConfig
 from pearl.workers.architecture.dtypes import cast_parameters
 
 TINY_MODEL = "tiny-qwen3"

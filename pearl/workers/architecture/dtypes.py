@@ -46,7 +46,9 @@ class ServedDtypes:
             found.append(module)
         elif kept:
             if own := self._own(module, prefix):
-                raise ValueError(f"its {own!r} is kept in float32 within a module that is not, which training lacks")
+                raise ValueError(
+                    f"its {own!r} is kept in float32 within a module that is not, which training lacks"
+                )
             for name, child in module.named_children():
                 self._collect(child, f"{prefix}{name}.", found)
 

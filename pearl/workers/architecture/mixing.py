@@ -12,7 +12,17 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import masking_utils
 
-OVER_A_DIMENSION = {"cumsum", "cumprod", "cummax", "cummin", "flip", "roll", "_softmax", "_log_softmax", "logcumsumexp"}
+OVER_A_DIMENSION = {
+    "cumsum",
+    "cumprod",
+    "cummax",
+    "cummin",
+    "flip",
+    "roll",
+    "_softmax",
+    "_log_softmax",
+    "logcumsumexp",
+}
 CONVOLUTIONS = {"convolution", "convolution_overrideable", "_fft_r2c", "_fft_c2c"}
 PRODUCTS = {"mm", "bmm", "addmm", "baddbmm"}
 

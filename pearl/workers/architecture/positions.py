@@ -1,7 +1,7 @@
-"""Positions whose meaning depends on how long a pass is: one choice a run, from the longest context it allows.
+"""Positions whose meaning depends on how long an iteration is: one choice a run, from the longest context it allows.
 
 ``transformers`` picks the factors of a "longrope" anew in each forward, from the largest position in it. Many
-sequences of a pass would then change one another, and keys in a cache would not fit later queries.
+sequences of an iteration would then change one another, and keys in a cache would not fit later queries.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ FIXED = "default"
 
 
 def freeze_positions(model: PreTrainedModel, max_context_tokens: int) -> None:
-    """Make every position mean the same in all passes of a run.
+    """Make every position mean the same in all iterations of a run.
 
     Raises:
         ValueError: the model needs more than one choice below ``max_context_tokens``.
@@ -68,12 +68,14 @@ def _set_long(module: nn.Module, layer_type: str | None, num_tokens: int) -> Non
     prefix = "" if layer_type is None else f"{layer_type}_"
     buffer: Any = getattr(module, f"{prefix}inv_freq")
     options = {} if layer_type is None else {"layer_type": layer_type}
-    frequencies, _ = ROPE_INIT_FUNCTIONS["longrope"](module.config, buffer.device, seq_len=num_tokens, **options)
+    frequencies, _ = ROPE_INIT_FUNCTIONS["longrope"](
+        module.config, buffer.device, seq_len=num_tokens, **options
+    )
     buffer.copy_(frequencies)
 
 
 def _freeze_temperature(module: nn.Module, max_context_tokens: int) -> None:
-    """Llama 4 scales queries by their place in the row of a pass; below ``floor_scale`` the scale is 1."""
+    """Llama 4 scales queries by their place in the row of an iteration; below ``floor_scale`` the scale is 1."""
     limit = int(module.floor_scale) - 1  # type: ignore[arg-type]
     if max_context_tokens > limit:
         raise ValueError(

@@ -3,7 +3,15 @@
 from torch import nn
 from transformers import PreTrainedModel
 
-LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", "attention", "dense", "sparse", "moe"}
+LAYER_TYPES = {
+    "full_attention",
+    "sliding_attention",
+    "chunked_attention",
+    "attention",
+    "dense",
+    "sparse",
+    "moe",
+}
 """Values of ``config.layer_types`` that keep nothing but keys and values."""
 
 

@@ -91,7 +91,9 @@ def _run(model: PreTrainedModel, result: Survey) -> None:
     except Exception as error:
         log.debug("the survey failed", exc_info=True)
         if not result.problems:
-            result.problems.append(f"its forward cannot be examined without weights: {type(error).__name__}: {error}")
+            result.problems.append(
+                f"its forward cannot be examined without weights: {type(error).__name__}: {error}"
+            )
         return
     if not recorder.layers:
         result.problems.append(
@@ -149,7 +151,10 @@ class _Recorder:
             self._problem(f"its attention uses {', '.join(map(repr, unknown))}, which is not known")
 
     def _check_shapes(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-        if not query.shape[2] == key.shape[2] == value.shape[2] == NUM_TOKENS or query.shape[1] % key.shape[1]:
+        if (
+            not query.shape[2] == key.shape[2] == value.shape[2] == NUM_TOKENS
+            or query.shape[1] % key.shape[1]
+        ):
             self._problem(
                 f"its attention takes queries {list(query.shape)} and keys {list(key.shape)}: not one of each a token"
             )

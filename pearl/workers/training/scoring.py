@@ -15,9 +15,7 @@ class Scores(NamedTuple):
     entropy_M: torch.Tensor  # nats, without gradient
 
 
-def score(
-    model: nn.Module, packed: Packed, temperature: float, vocabulary_size: int | None = None
-) -> Scores:
+def score(model: nn.Module, packed: Packed, temperature: float, vocabulary_size: int | None = None) -> Scores:
     """``temperature`` is the rollout's: softmax(logits / temperature), and 1 for the greedy 0.
 
     Rows of the model beyond ``vocabulary_size`` are padding: they have no probability, here and in the engines.

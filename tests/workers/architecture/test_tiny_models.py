@@ -1,6 +1,6 @@
 """Every architecture either gives the log-probs of transformers' own eager forward, or is refused beforehand.
 
-Trainer and torch engine, in one process: prompts of many lengths in one pass, prefill in chunks, a second turn on cached
+Trainer and torch engine, in one process: prompts of many lengths in one iteration, prefill in chunks, a second turn on cached
 prefixes; before and after an update of the weights.
 """
 
@@ -15,13 +15,11 @@ import torch.distributed as dist
 from tiny_models import CONFIGS, IN_EVERY_RUN, VOCABULARY, make_model
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from pearl.state.config import ModelConfig
-from pearl.state.messages.rollout import SamplingParams
-from pearl.state.weights import BucketSpec, Version
+from pearl.types.config import ModelConfig
+from pearl.types.messages.rollout import SamplingParams
+from pearl.types.weights import BucketSpec, Version
 from pearl.workers.architecture.positions import freeze_positions
 from pearl.workers.architecture.survey import survey
-from pearl.workers.links.checksum import dtype_name, tensor_bytes
-from pearl.workers.links.layout import image_bytes, lay_out
 from pearl.workers.model import build_model
 from pearl.workers.rollout.protocol import GenerateRequest
 from pearl.workers.rollout.torch_engine.core import EngineCore
@@ -29,6 +27,8 @@ from pearl.workers.rollout.torch_engine.settings import EngineSettings
 from pearl.workers.training import fsdp
 from pearl.workers.training.fsdp import Policy
 from pearl.workers.training.packing import pack
+from pearl.workers.weight_transfer.checksum import dtype_name, tensor_bytes
+from pearl.workers.weight_transfer.snapshot_layout import image_bytes, lay_out
 
 MAX_CONTEXT = 96
 CPU = torch.device("cpu")
@@ -90,7 +90,9 @@ class Pair:
         first = self._num_requests
         for context in contexts:
             params = SamplingParams(NUM_NEW, 1.0, ())
-            request = GenerateRequest(self._num_requests, context.astype(np.int32), params, self._num_requests)
+            request = GenerateRequest(
+                self._num_requests, context.astype(np.int32), params, self._num_requests
+            )
             self.core.submit(request)
             self._num_requests += 1
         while self.core.step():
@@ -135,7 +137,9 @@ class Pair:
         for ids in sequences:
             tokens = torch.from_numpy(ids)
             logits = self.reference(input_ids=tokens[None], use_cache=False).logits[0, :-1, :VOCABULARY]
-            torch.autograd.backward(torch.nn.functional.cross_entropy(logits, tokens[1:], reduction="sum") / count)
+            torch.autograd.backward(
+                torch.nn.functional.cross_entropy(logits, tokens[1:], reduction="sum") / count
+            )
         squares = [p.grad.square().sum() for p in self.reference.parameters() if p.grad is not None]
         return float(torch.stack(squares).sum().sqrt())
 

@@ -30,7 +30,9 @@ def sizes(**changes: Any) -> dict[str, Any]:
         "eos_token_id": None,
         "pad_token_id": None,
     }
-    return {key: value for key, value in {**common, **changes}.items() if key in OPTIONAL or value is not None}
+    return {
+        key: value for key, value in {**common, **changes}.items() if key in OPTIONAL or value is not None
+    }
 
 
 OPTIONAL = {"bos_token_id", "eos_token_id", "pad_token_id"}
@@ -104,7 +106,9 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "mixtral": lambda: t.MixtralConfig(**sizes(**LOCAL_EXPERTS)),
     "gemma": lambda: t.GemmaConfig(**sizes(head_dim=8)),
     "gemma2": lambda: t.Gemma2Config(
-        **sizes(**GEMMA_WINDOW, query_pre_attn_scalar=8, attn_logit_softcapping=5.0, final_logit_softcapping=4.0)
+        **sizes(
+            **GEMMA_WINDOW, query_pre_attn_scalar=8, attn_logit_softcapping=5.0, final_logit_softcapping=4.0
+        )
     ),
     "gemma3_text": lambda: t.Gemma3TextConfig(**sizes(**GEMMA_WINDOW, query_pre_attn_scalar=8)),
     "gemma3": lambda: t.Gemma3Config(
@@ -197,7 +201,9 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "mamba": lambda: t.MambaConfig(**MAMBA),
     "jamba": lambda: t.JambaConfig(**sizes(num_experts=2, attn_layer_period=2, attn_layer_offset=1)),
     "recurrent_gemma": lambda: t.RecurrentGemmaConfig(**sizes(attention_window_size=WINDOW)),
-    "falcon_h1": lambda: t.FalconH1Config(**sizes(head_dim=8, mamba_d_ssm=32, mamba_n_heads=4, mamba_d_state=8)),
+    "falcon_h1": lambda: t.FalconH1Config(
+        **sizes(head_dim=8, mamba_d_ssm=32, mamba_n_heads=4, mamba_d_state=8)
+    ),
     "lfm2": lambda: t.Lfm2Config(**sizes(layer_types=["conv", "full_attention"], block_multiple_of=16)),
 }
 

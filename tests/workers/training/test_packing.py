@@ -7,7 +7,7 @@ import torch
 from training_worlds import MODEL, VOCABULARY, make_sample, make_samples
 from transformers import PreTrainedModel
 
-from pearl.state.config import ModelConfig
+from pearl.types.config import ModelConfig
 from pearl.workers.architecture.attach import ATTRIBUTE, attach_attention
 from pearl.workers.architecture.masks import Mask
 from pearl.workers.model import build_model

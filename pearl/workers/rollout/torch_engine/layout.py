@@ -1,8 +1,8 @@
-"""One pass as arrays: the packed tokens, their places in the KV store, and how queries meet keys.
+"""One iteration as arrays: the packed tokens, their places in the KV store, and how queries meet keys.
 
-Requests of one pass are put into groups for attention; inside a group all are padded to the longest in queries and
+Requests of one iteration are put into groups for attention; inside a group all are padded to the longest in queries and
 in context. Padding costs work, a further group costs the dispatch of its operations: similar ones share a group.
-Letters: T tokens of the pass, N requests of a group, Q queries each, L places of context each.
+Letters: T tokens of the iteration, N requests of a group, Q queries each, L places of context each.
 """
 
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from pearl.workers.architecture.masks import Mask
-from pearl.workers.rollout.torch_engine.scheduler import Work
+from pearl.workers.rollout.torch_engine.scheduler import ScheduledChunk
 
 GROUP_COST = 4096
 """What one more group costs, in padded (query, place) pairs: about 150 us of dispatch against 0.04 us a pair."""
@@ -21,7 +21,7 @@ GROUP_COST = 4096
 @dataclass(eq=False)
 class Group:
     rows_NQ: torch.Tensor  # index into T of each query; padding repeats the request's last
-    is_whole: bool  # the group is the whole pass in order, one query each: no gather needed
+    is_whole: bool  # the group is the whole iteration in order, one query each: no gather needed
     valid: torch.Tensor | None  # flat indices into N*Q that are no padding; None = all
     pages: torch.Tensor  # [N * pages of L]
     positions_NQ: torch.Tensor
@@ -31,7 +31,7 @@ class Group:
     biases: dict[tuple[int, Mask], torch.Tensor] = field(default_factory=dict)
 
     def hidden(self, mask: Mask) -> torch.Tensor:
-        """[N, Q, L], true where a query does not see a place; kept for the other layers of the pass."""
+        """[N, Q, L], true where a query does not see a place; kept for the other layers of the iteration."""
         hidden = self.masks.get(mask)
         if hidden is None:
             places = torch.arange(self.num_places, device=self.positions_NQ.device)
@@ -63,8 +63,10 @@ class Layout:
     groups: list[Group]
 
 
-def lay_out(works: list[Work], page_tokens: int, device: torch.device, dtype: torch.dtype) -> Layout:
-    """The pass of ``works``, decoding ones first."""
+def lay_out(
+    works: list[ScheduledChunk], page_tokens: int, device: torch.device, dtype: torch.dtype
+) -> Layout:
+    """The iteration of ``works``, decoding ones first."""
     num_single = next((i for i, work in enumerate(works) if work.count > 1), len(works))
     singles = [work.request for work in works[:num_single]]
     at = np.array([r.computed for r in singles], np.int64)
@@ -116,7 +118,7 @@ def partition(counts: npt.NDArray[np.int64], contexts: npt.NDArray[np.int64]) ->
 
 
 def _group(
-    works: list[Work],
+    works: list[ScheduledChunk],
     members: npt.NDArray[np.int64],
     counts: npt.NDArray[np.int64],
     ends: npt.NDArray[np.int64],

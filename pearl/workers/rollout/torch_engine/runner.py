@@ -1,4 +1,4 @@
-"""Runs one pass of the model: packed tokens through its own forward, attention over the paged store."""
+"""Runs one iteration of the model: packed tokens through its own forward, attention over the paged store."""
 
 import copy
 import inspect
@@ -15,7 +15,7 @@ from pearl.workers.architecture.attach import attach_attention
 from pearl.workers.rollout.torch_engine.attention import NAME, KvStore
 from pearl.workers.rollout.torch_engine.layout import Layout, lay_out
 from pearl.workers.rollout.torch_engine.sampler import Sampled, key_uniform, sample
-from pearl.workers.rollout.torch_engine.scheduler import Work
+from pearl.workers.rollout.torch_engine.scheduler import ScheduledChunk
 from pearl.workers.rollout.torch_engine.settings import EngineSettings
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class ModelRunner:
         log.info("model on %s, %d norms fused", self.device, num_fused)
 
     @torch.inference_mode()
-    def run(self, works: list[Work]) -> Sampled | None:
+    def run(self, works: list[ScheduledChunk]) -> Sampled | None:
         """Compute the works' tokens; one sampled id for each work that is its request's last, in order."""
         layout = lay_out(works, self._page_tokens, self.device, self._dtype)
         logits = self._forward(layout)
