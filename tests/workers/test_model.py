@@ -138,7 +138,7 @@ def test_parameters_are_cast_and_rotary_frequencies_are_not() -> None:
 def test_padded_rows_are_never_drawn() -> None:
     model = LlamaForCausalLM(LlamaConfig(**{**SIZES, "tie_word_embeddings": False}))
     with torch.no_grad():
-        weight = model.get_output_embeddings().weight
+        weight = model.get_submodule("lm_head").weight
         assert isinstance(weight, torch.Tensor)
         weight[30:] = 50.0 * weight[:10].abs()
     whole, kept = (run(model, [[1, 2, 3], [4] * 9], 12, size) for size in (40, 30))

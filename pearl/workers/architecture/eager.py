@@ -18,7 +18,7 @@ def attend(
 ) -> torch.Tensor:
     """[B, H, Q, D]; ``hidden`` (broadcasts over B, K, R, Q, L) is True where a key is not seen. Softmax in float32."""
     num_kv_heads = key_BKLD.shape[1]
-    query = query_BHQD.unflatten(1, (num_kv_heads, -1))  # [B, K, R, Q, D]
+    query = query_BHQD.view(len(query_BHQD), num_kv_heads, -1, *query_BHQD.shape[2:])  # [B, K, R, Q, D]
     if scale is None:
         scale = query.shape[-1] ** -0.5
     scores = (query @ key_BKLD[:, :, None].transpose(-1, -2)) * scale

@@ -27,11 +27,11 @@ CONVOLUTIONS = {"convolution", "convolution_overrideable", "_fft_r2c", "_fft_c2c
 PRODUCTS = {"mm", "bmm", "addmm", "baddbmm"}
 
 
-class MixingWatch(TorchDispatchMode):
+class MixingWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes operations that mix the ``num_tokens`` tokens of a row, or that number them anew."""
 
     def __init__(self, num_tokens: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._num_tokens = num_tokens
         self._found: dict[str, None] = {}
 

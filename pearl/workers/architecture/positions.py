@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -30,7 +29,7 @@ def freeze_positions(model: PreTrainedModel, max_context_tokens: int) -> None:
             _freeze_temperature(module, max_context_tokens)
 
 
-def _types(module: nn.Module) -> Iterator[tuple[str | None, str]]:
+def _types(module: Any) -> Iterator[tuple[str | None, str]]:
     kinds: Any = module.rope_type
     if isinstance(kinds, dict):
         yield from list(kinds.items())
@@ -38,13 +37,13 @@ def _types(module: nn.Module) -> Iterator[tuple[str | None, str]]:
         yield None, kinds
 
 
-def _freeze_rope(module: nn.Module, layer_type: str | None, rope_type: str, max_context_tokens: int) -> None:
+def _freeze_rope(module: Any, layer_type: str | None, rope_type: str, max_context_tokens: int) -> None:
     if rope_type == "longrope":
         original = int(_parameters(module, layer_type)["original_max_position_embeddings"])
         if max_context_tokens > original:
             _set_long(module, layer_type, original + 1)
     elif "dynamic" in rope_type:
-        original = int(getattr(module, "original_max_seq_len"))  # noqa: B009  a module's attributes are untyped
+        original = int(module.original_max_seq_len)
         if max_context_tokens > original:
             raise ValueError(
                 f"its rope is of type {rope_type!r}, which stretches with each context beyond {original} tokens; "
@@ -55,16 +54,16 @@ def _freeze_rope(module: nn.Module, layer_type: str | None, rope_type: str, max_
     if layer_type is None:
         module.rope_type = FIXED
     else:
-        module.rope_type = {**module.rope_type, layer_type: FIXED}  # type: ignore[dict-item]
+        module.rope_type = {**module.rope_type, layer_type: FIXED}
 
 
-def _parameters(module: nn.Module, layer_type: str | None) -> Any:
+def _parameters(module: Any, layer_type: str | None) -> Any:
     config: Any = module.config
     return config.rope_parameters if layer_type is None else config.rope_parameters[layer_type]
 
 
 @torch.no_grad()
-def _set_long(module: nn.Module, layer_type: str | None, num_tokens: int) -> None:
+def _set_long(module: Any, layer_type: str | None, num_tokens: int) -> None:
     prefix = "" if layer_type is None else f"{layer_type}_"
     buffer: Any = getattr(module, f"{prefix}inv_freq")
     options = {} if layer_type is None else {"layer_type": layer_type}
@@ -74,9 +73,9 @@ def _set_long(module: nn.Module, layer_type: str | None, num_tokens: int) -> Non
     buffer.copy_(frequencies)
 
 
-def _freeze_temperature(module: nn.Module, max_context_tokens: int) -> None:
+def _freeze_temperature(module: Any, max_context_tokens: int) -> None:
     """Llama 4 scales queries by their place in the row of an iteration; below ``floor_scale`` the scale is 1."""
-    limit = int(module.floor_scale) - 1  # type: ignore[arg-type]
+    limit = int(module.floor_scale) - 1
     if max_context_tokens > limit:
         raise ValueError(
             f"its attention changes with the place in a row from {limit + 1} tokens on; set "

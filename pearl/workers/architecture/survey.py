@@ -57,7 +57,7 @@ def survey(config: PreTrainedConfig, max_context_tokens: int) -> Survey:
     config = copy.deepcopy(config)
     try:
         with torch.device("meta"):
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
         freeze_positions(model, max_context_tokens)
     except (ValueError, AttributeError, KeyError, TypeError, ImportError, RuntimeError) as error:
         result.problems.append(str(error))
@@ -65,7 +65,8 @@ def survey(config: PreTrainedConfig, max_context_tokens: int) -> Survey:
     result.model = model
     result.problems += recurrent_parts(model)
     if not result.problems:
-        _run(model.eval(), result)
+        model.train(False)
+        _run(model, result)
     return result
 
 

@@ -1,7 +1,7 @@
 """Every architecture either gives the log-probs of transformers' own eager forward, or is refused beforehand.
 
-Trainer and torch engine, in one process: prompts of many lengths in one iteration, prefill in chunks, a second turn on cached
-prefixes; before and after an update of the weights.
+Trainer and torch engine, in one process: prompts of many lengths in one iteration, prefill in chunks, a second turn
+on cached prefixes; before and after an update of the weights.
 """
 
 from collections.abc import Iterator
@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tiny_models import CONFIGS, IN_EVERY_RUN, VOCABULARY, make_model
+from torch._C._distributed_c10d import HashStore
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from pearl.types.config import ModelConfig
@@ -40,7 +41,7 @@ Ids = npt.NDArray[np.int64]
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
@@ -66,14 +67,15 @@ class Pair:
         self.core = EngineCore(model, settings)
         self.reference: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             directory, dtype=getattr(torch, dtype), attn_implementation="eager"
-        ).eval()
+        )
+        self.reference.train(False)
         freeze_positions(self.reference, MAX_CONTEXT)
         self.optimizer = fsdp.make_optimizer(self.policy, 1e-2, (0.9, 0.95), 0.0)
         self.is_exact = dtype == "float32"
         self._num_requests = 0
 
     def publish(self, step: int) -> None:
-        served = [(name, fsdp.whole(tensor)) for name, tensor in self.policy.served_tensors()]
+        served = [(name, fsdp.full_tensor(tensor)) for name, tensor in self.policy.served_tensors()]
         specs = lay_out((name, dtype_name(t.dtype), tuple(t.shape)) for name, t in served)
         data = bytearray(image_bytes(specs))
         for spec, (_, tensor) in zip(specs, served, strict=True):
@@ -111,7 +113,8 @@ class Pair:
         with torch.no_grad():
             logits = self.reference(input_ids=torch.from_numpy(ids)[None], use_cache=False).logits[0]
         logprobs = logits[:-1, :VOCABULARY].double().log_softmax(-1)
-        return logprobs.gather(1, torch.from_numpy(ids[1:])[:, None])[:, 0].numpy()
+        picked: npt.NDArray[np.float64] = logprobs.gather(1, torch.from_numpy(ids[1:])[:, None])[:, 0].numpy()
+        return picked
 
     def trained(self, sequences: list[Ids]) -> list[npt.NDArray[np.float64]]:
         positions = [np.arange(1, len(ids)) for ids in sequences]

@@ -42,7 +42,7 @@ def rope(kind: str, **more: Any) -> dict[str, Any]:
     return {"rope_type": kind, "rope_theta": 10000.0, **more}
 
 
-MLA = {
+MLA: dict[str, Any] = {
     "num_key_value_heads": 4,
     "q_lora_rank": 16,
     "kv_lora_rank": 8,
@@ -52,7 +52,7 @@ MLA = {
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
-ROUTED = {
+ROUTED: dict[str, Any] = {
     "moe_intermediate_size": 16,
     "n_routed_experts": 4,
     "num_experts_per_tok": 2,
@@ -61,16 +61,21 @@ ROUTED = {
     "n_group": 2,
     "topk_group": 1,
 }
-GPT = {"vocab_size": VOCABULARY + PADDING, "n_embd": 32, "n_layer": 2, "n_head": 4}
-LINEAR = {
+GPT: dict[str, Any] = {"vocab_size": VOCABULARY + PADDING, "n_embd": 32, "n_layer": 2, "n_head": 4}
+LINEAR: dict[str, Any] = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
     "layer_types": ["linear_attention", "full_attention"],
 }
-GEMMA_WINDOW = {"head_dim": 8, "sliding_window": WINDOW, "layer_types": LAYERS}
-MAMBA = {"vocab_size": VOCABULARY + PADDING, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}
+GEMMA_WINDOW: dict[str, Any] = {"head_dim": 8, "sliding_window": WINDOW, "layer_types": LAYERS}
+MAMBA: dict[str, Any] = {
+    "vocab_size": VOCABULARY + PADDING,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "state_size": 4,
+}
 
 CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "llama": lambda: t.LlamaConfig(**sizes()),
@@ -233,8 +238,8 @@ IN_EVERY_RUN = {
 def make_model(config: PreTrainedConfig, directory: Path) -> PreTrainedModel:
     """Save a model with random weights of such a size that attention is far from uniform."""
     torch.manual_seed(0)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
-    output = model.get_output_embeddings()
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    output = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("sinks"):

@@ -84,7 +84,8 @@ def paged_attention(
 
     The layer's mask is the one that ``attach_attention`` found; ``attention_mask`` is not made for this attention.
     """
-    assert store is not None and layout is not None, "the model does not hand its arguments on to attention"
+    assert store is not None, "the model does not hand its arguments on to attention"
+    assert layout is not None
     scoring, mask = scoring_of(features), mask_of(module)
     layer: int = module.layer_idx  # type: ignore[assignment]
     store.write(layer, layout.slots_T, key[0], value[0])

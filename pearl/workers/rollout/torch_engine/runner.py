@@ -76,8 +76,10 @@ def fuse_norms(model: nn.Module) -> int:
     count = 0
     for module in model.modules():
         if _may_be_fused(module):
+            weight = module.weight
+            assert isinstance(weight, nn.Parameter)
             epsilon = _epsilon(module)
-            key = (type(module), module.weight.numel(), epsilon)
+            key = (type(module), weight.numel(), epsilon)
             if key not in verdicts:
                 verdicts[key] = _fused_is_same(module, epsilon)
             if verdicts[key]:
