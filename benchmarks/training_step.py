@@ -27,6 +27,7 @@ import torch.distributed as dist
 
 from pearl.types.config import Config, DataConfig, ModelConfig, RolloutConfig, TrainingConfig, WarmStartConfig
 from pearl.types.messages.training import Sample
+from pearl.workers.architecture.attach import attach_attention
 from pearl.workers.model import build_model, use_one_thread
 from pearl.workers.training.checkpoint import CheckpointStore
 from pearl.workers.training.fsdp import Policy
@@ -128,7 +129,7 @@ class Sides:
         self._packed: Packed = pack(ids, [np.arange(8, len(row)) for row in ids], CPU)
         self._policy = Policy(settings.model, IDS, 0, CPU)
         self._plain = build_model(settings.model, IDS, 0)
-        self._plain.set_attn_implementation(NAME)
+        attach_attention(self._plain, NAME, tokens)
 
     def ours(self) -> None:
         for parameter in self._policy.parameters.values():

@@ -17,10 +17,12 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from pearl.types.config import ModelConfig
+from pearl.workers.architecture.attach import attach_attention
+from pearl.workers.architecture.dtypes import ServedDtypes, cast_persistent_buffers
 from pearl.workers.model import build_model
 from pearl.workers.training.activations import checkpoint_activations, decoder_layers
 from pearl.workers.training.flops import Flops
-from pearl.workers.training.output_layer import OutputLayer, is_tied, output_layer, vocabulary_weight
+from pearl.workers.training.output_layer import OutputLayer, is_tied, output_layer
 from pearl.workers.training.packing import NAME, Packed
 from pearl.workers.training.scoring import Scores
 from pearl.workers.weight_transfer.checksum import canonical_tensors
@@ -41,13 +43,20 @@ class Policy:
         seed: int,
         device: torch.device,
         activation_checkpointing: bool = True,
+        max_context_tokens: int = 32768,
     ) -> None:
+        """``vocabulary_size``: ids that may be trained; further rows of the model are padding.
+
+        Raises:
+            ValueError: the model cannot be trained; says why.
+        """
         self.device = device
         self.num_ranks = dist.get_world_size()
-        self.served_dtype: torch.dtype = getattr(torch, config.dtype)
         model = build_model(msgspec.structs.replace(config, dtype="float32"), vocabulary_size, seed)
-        model.set_attn_implementation(NAME)
-        self.vocabulary_size = len(vocabulary_weight(model))
+        self.served = ServedDtypes(model, getattr(torch, config.dtype))
+        cast_persistent_buffers(model, self.served)
+        attach_attention(model, NAME, max_context_tokens)
+        self.vocabulary_size = vocabulary_size
         self.model: nn.Module = model
         self.flops = Flops.of(model)
         self.output_layer = OutputLayer(model, self.vocabulary_size)
@@ -61,7 +70,10 @@ class Policy:
     def _shard(self, model: PreTrainedModel, layers: list[nn.Module]) -> None:
         mesh = init_device_mesh(self.device.type, (self.num_ranks,))
         # Gradients are summed in float32 over ranks and, in the parameters' own dtype, over micro-batches.
-        mixed = MixedPrecisionPolicy(param_dtype=self.served_dtype, reduce_dtype=torch.float32)
+        mixed = MixedPrecisionPolicy(param_dtype=self.served.dtype, reduce_dtype=torch.float32)
+        kept = MixedPrecisionPolicy(torch.float32, torch.float32, cast_forward_inputs=False)
+        for module in self.served.kept_modules(self.model):
+            fully_shard(module, mesh=mesh, mp_policy=kept)
         for layer in layers:
             fully_shard(layer, mesh=mesh, mp_policy=mixed)
         if not is_tied(model):
@@ -110,6 +122,10 @@ class Policy:
     def tensors(self) -> list[tuple[str, torch.Tensor]]:
         """This rank's part of everything a snapshot holds, in name order."""
         return canonical_tensors(self.model)
+
+    def served_tensors(self) -> list[tuple[str, torch.Tensor]]:
+        """As ``tensors``, each in the dtype in which an engine holds it."""
+        return [(name, tensor.to(self.served.of(name, tensor))) for name, tensor in self.tensors()]
 
     def load(self, read: Callable[[str], torch.Tensor]) -> None:
         """Take every tensor whole from ``read(name)`` and keep this rank's part."""

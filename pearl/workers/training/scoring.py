@@ -15,9 +15,13 @@ class Scores(NamedTuple):
     entropy_M: torch.Tensor  # nats
 
 
-def score(model: nn.Module, packed: Packed, temperature: float) -> Scores:
-    """By way of all logits; ``temperature`` is the rollout's: softmax(logits / temperature), and 1 for the greedy 0."""
-    return score_logits(forward(model, packed)[0], packed.targets_M, temperature)
+def score(model: nn.Module, packed: Packed, temperature: float, vocabulary_size: int | None = None) -> Scores:
+    """By way of all logits; ``temperature`` is the rollout's: softmax(logits / temperature), and 1 for the greedy 0.
+
+    Rows of the model beyond ``vocabulary_size`` are padding: they have no probability, here and in the engines.
+    """
+    logits_MV = forward(model, packed)[0, :, :vocabulary_size]
+    return score_logits(logits_MV, packed.targets_M, temperature)
 
 
 def forward(model: nn.Module, packed: Packed) -> torch.Tensor:

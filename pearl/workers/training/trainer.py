@@ -66,7 +66,12 @@ class Trainer:
         self.progress = progress
         training = config.training
         self.policy = Policy(
-            config.model, vocabulary_size, config.run.seed, device, training.activation_checkpointing
+            config.model,
+            vocabulary_size,
+            config.run.seed,
+            device,
+            training.activation_checkpointing,
+            config.rollout.max_context_tokens,
         )
         self._config = config
         self._vocabulary_size = vocabulary_size
@@ -229,7 +234,7 @@ class Trainer:
 
     def publish(self, store: SnapshotStore | None) -> Snapshot | None:
         """Gather the weights tensor by tensor into ``store``, which rank 0 has; the others only take part."""
-        own = [(name, self._served(tensor)) for name, tensor in self.policy.tensors()]
+        own = self.policy.served_tensors()
         if store is None:
             for _, tensor in own:
                 fsdp.full_tensor(tensor)
@@ -248,9 +253,6 @@ class Trainer:
         moments = [tensor for _, tensor in fsdp.optimizer_tensors(self.policy, self._optimizer)]
         gradients = list(self.policy.gradients())
         return weights + moments + gradients + list((self._reference or {}).values())
-
-    def _served(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self.policy.served_dtype) if tensor.is_floating_point() else tensor
 
     def save(self) -> bool:
         """Write a checkpoint of the current version -> whether it is complete (always true off rank 0).

@@ -10,6 +10,7 @@ from training_worlds import CONFIG, MODEL, VOCABULARY, in_world, make_samples, w
 from transformers import GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from pearl.types.config import Config
+from pearl.workers.architecture.attach import attach_attention
 from pearl.workers.model import build_model
 from pearl.workers.training.activations import checkpoint_activations, decoder_layers
 from pearl.workers.training.batching import balance, cut
@@ -53,7 +54,7 @@ def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
 
 def build() -> PreTrainedModel:
     model = build_model(MODEL, VOCABULARY, 3)
-    model.set_attn_implementation(NAME)
+    attach_attention(model, NAME, 64)
     return model
 
 
@@ -78,7 +79,7 @@ def test_between_scorings_the_model_gives_its_logits() -> None:
 def test_logits_that_the_model_changes_afterwards_are_computed_in_full() -> None:
     model = GraniteForCausalLM(GraniteConfig(**SIZES, logits_scaling=4.0))
     model.train(False)
-    model.set_attn_implementation(NAME)
+    attach_attention(model, NAME, 64)
     packed = packed_samples()
     expected = score(model, packed, 1.0)
     layer = OutputLayer(model, VOCABULARY)
@@ -137,7 +138,7 @@ def summed_gradients(config: Config, counts: list[int]) -> dict[str, torch.Tenso
 def test_untied_and_sharded_it_is_the_same(tmp_path: Path, is_checkpointing: bool) -> None:
     config = with_training(untied(tmp_path), activation_checkpointing=is_checkpointing)
     model = build_model(config.model, VOCABULARY, None)
-    model.set_attn_implementation(NAME)
+    attach_attention(model, NAME, 64)
     expected = torch.autograd.grad(
         score(model, packed_samples(5), 1.0).logprobs_M.sum(), list(model.parameters())
     )
