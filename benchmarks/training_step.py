@@ -27,6 +27,7 @@ import torch.distributed as dist
 
 from pearl.types.config import Config, DataConfig, ModelConfig, RolloutConfig, TrainingConfig, WarmStartConfig
 from pearl.types.messages.training import Sample
+from pearl.workers.allocator import return_large_blocks
 from pearl.workers.architecture.attach import attach_attention
 from pearl.workers.model import build_model, use_one_thread
 from pearl.workers.training.checkpoint import CheckpointStore
@@ -87,6 +88,7 @@ def batch(tokens: int) -> tuple[Sample, ...]:
 
 def join(directory: str) -> None:
     use_one_thread()
+    return_large_blocks()
     dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=0, world_size=1)
 
 
