@@ -8,6 +8,7 @@ from pearl.workers.allocator import return_large_blocks
 assert return_large_blocks()
 own = psutil.Process()
 before = own.memory_info().rss
+torch.ones(2 << 20)  # once freed, glibc by itself would keep blocks of this size
 # Freed in turn: what remains lies between the holes.
 blocks = [torch.ones(2 << 20) for _ in range(32)]
 blocks = blocks[1::2]
