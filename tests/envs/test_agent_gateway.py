@@ -20,6 +20,7 @@ from pearl.envs.text.proof import TOOLS
 
 END = "<|im_end|>"
 CALL = '<tool_call>\n{"name": "probe", "arguments": {"word": "é"}}\n</tool_call>' + END
+ANY_TOOLS: Any = list(TOOLS)
 HELLO: list[Any] = [{"role": "user", "content": "Hello."}]
 
 
@@ -98,9 +99,9 @@ async def test_a_tool_loop_of_the_openai_package(make: Make) -> None:
         first = await client.chat.completions.create(
             model="pearl",
             messages=messages,
-            tools=list(TOOLS),
+            tools=ANY_TOOLS,
             temperature=0.3,
-            max_tokens=32000,  # type: ignore[arg-type]
+            max_tokens=32000,
         )
         choice = first.choices[0]
         assert choice.finish_reason == "tool_calls"
@@ -112,7 +113,7 @@ async def test_a_tool_loop_of_the_openai_package(make: Make) -> None:
         second = await client.chat.completions.create(
             model="pearl",
             messages=messages,
-            tools=list(TOOLS),  # type: ignore[arg-type]
+            tools=ANY_TOOLS,
         )
     assert (second.choices[0].message.content, second.choices[0].finish_reason) == ("Done.", "stop")
     assert second.usage is not None
@@ -125,7 +126,7 @@ async def test_a_stream_says_the_same_and_stays_awake_meanwhile(make: Make) -> N
     body = {
         "messages": HELLO,
         "stream": True,
-        "tools": list(TOOLS),
+        "tools": ANY_TOOLS,
         "stream_options": {"include_usage": True},
     }
     headers = {"Authorization": f"Bearer {side.key}"}
@@ -142,7 +143,7 @@ async def test_a_stream_says_the_same_and_stays_awake_meanwhile(make: Make) -> N
         stream = await client.chat.completions.create(
             model="pearl",
             messages=HELLO,
-            tools=list(TOOLS),  # type: ignore[arg-type]
+            tools=ANY_TOOLS,
             stream=True,
             stream_options={"include_usage": True},
         )

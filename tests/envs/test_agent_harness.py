@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import harness_scores
 import psutil
@@ -23,7 +24,7 @@ from pearl.types.messages.environment import EpisodeFailed, StepEpisodeReply
 
 PROGRAM = Path(__file__).with_name("harness_program.py")
 GOOD, SILENT, EDITS, WAITS, MANY, STUBBORN = range(6)
-OPTIONS: dict[str, int | float | str | bool] = {
+OPTIONS: dict[str, Any] = {
     "command": shlex.join([sys.executable, str(PROGRAM)]),
     "score": "harness_scores:score",
 }
