@@ -148,7 +148,7 @@ class StatusRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class StatusReply(msgspec.Struct, frozen=True, tag=True):
-    json: bytes  # DESIGN §9: step, weight_version, workers
+    json: bytes  # what `pearl status --json` prints
 
 
 class Ack(msgspec.Struct, frozen=True, tag=True):
