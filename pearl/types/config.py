@@ -57,7 +57,7 @@ class DataConfig(Section, frozen=True):
 
 
 class EnvironmentConfig(Section, frozen=True):
-    name: str = "bugfix"  # built-in name, or "package.module:Class"
+    name: str = "bugfix"  # built-in name, "package.module:Class" or "package.module:rollout"
     options: dict[str, int | float | str | bool] = {}
     num_workers: Annotated[int, Meta(ge=1, le=4096)] = 1
     max_turns: Annotated[int, Meta(ge=1, le=100_000)] = 6
@@ -112,6 +112,7 @@ class TrainingConfig(Section, frozen=True):
     updates_per_step: Annotated[int, Meta(ge=1, le=10_000)] = 1
     normalize_by_std: bool = True  # group advantage / (std + 1e-6); False = mean only
     tokens_per_micro_batch: Annotated[int, Meta(ge=1, le=1 << 30)] = 8192
+    activation_checkpointing: bool = True  # layers are computed again in the backward pass: memory for time
     checkpoint_every: Annotated[int, Meta(ge=1, le=10_000_000)] = 1  # steps
     keep_checkpoints: Annotated[int, Meta(ge=1, le=10_000)] = 2
     shuffle_advantages: bool = False  # control experiment: nothing must be learnt

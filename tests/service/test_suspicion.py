@@ -10,11 +10,11 @@ def die(suspicion: Suspicion, worker: str, *tasks: str) -> tuple[str, list[bool]
     """While these were being asked; who is blamed, and which of the ops."""
     for op, task in enumerate(tasks):
         suspicion.begin(worker, OpId(op), task, "StepEpisode")
-    guilty = suspicion.check(worker)
+    guilty = suspicion.judge(worker)
     blamed = [suspicion.is_blamed(worker, OpId(op)) for op in range(len(tasks))]
     for op in range(len(tasks)):
         suspicion.end(worker, OpId(op))
-    assert suspicion.check(worker) == guilty
+    assert suspicion.judge(worker) == guilty
     return guilty, blamed
 
 
@@ -46,7 +46,7 @@ def test_a_suspect_that_is_answered_need_not_be_alone_any_more_but_is_remembered
 
 def test_nobody_is_blamed_for_a_worker_that_was_asked_nothing() -> None:
     suspicion = Suspicion()
-    assert suspicion.check("w.1") == ""
+    assert suspicion.judge("w.1") == ""
     suspicion.begin("w.1", OpId(1), "7", "StepEpisode")  # after its death
     assert not suspicion.is_blamed("w.1", OpId(1))
 

@@ -1,7 +1,7 @@
 """Engine iterations as they show in what SGLang streams: each gives every running request at most one token.
 
-SGLang tells no times of single iterations. The estimate is right while it decodes, which is nearly always; an iteration that
-only prefills shows as the wait for its first tokens. Pure: times come in.
+SGLang tells no times of single iterations. The estimate is right while it decodes, which is nearly always; an iteration
+that only prefills shows as the wait for its first tokens. Pure: times come in.
 """
 
 from collections import deque
@@ -40,7 +40,7 @@ class IterationMeter:
         self._context_tokens += context_tokens
 
     def idle(self) -> None:
-        """Nothing runs any more."""
+        """Note that nothing runs any more."""
         if self._seen:
             self._close(self._last_s)
         self._since_s = None

@@ -40,7 +40,7 @@ class RequestManager:
         self.on_landed: Callable[[Attempt], None] = lambda attempt: None
         """The first token of a decode stage came: its KV is here."""
         self.on_end: Callable[[Attempt, str], None] = lambda attempt, reason: None
-        """Notification before an attempt's last delta is."""
+        """Called before an attempt's last delta is delivered."""
         self._group = group
         self.live: dict[int, Attempt] = {}
         self.api: SglangApi | None = None
@@ -66,7 +66,7 @@ class RequestManager:
 
     @property
     def num_tokens(self) -> int:
-        """Of context and answer of those in SGLang, whose KV it holds."""
+        """Return the tokens of context and answer of requests in SGLang, whose KV it holds."""
         return sum(attempt.num_tokens for attempt in self.in_sglang)
 
     # In
@@ -119,7 +119,7 @@ class RequestManager:
             stream.close()
 
     def go_on(self) -> None:
-        """Those that waited."""
+        """Submit the requests that waited."""
         while self.is_open and self._waiting:
             attempt = self._waiting.popleft()
             if attempt.number in self.live:
@@ -137,7 +137,7 @@ class RequestManager:
     # Out
 
     async def abort(self, number: int) -> None:
-        """With what it made, when this returns."""
+        """End an attempt, with all that it made, before this returns."""
         attempt = self.live.get(number)
         if attempt is None:
             return
@@ -252,7 +252,7 @@ class RequestManager:
             self.end(attempt, finish, piece.message)
 
     def _count(self, attempt: Attempt, piece: Piece) -> None:
-        """Before anybody else hears of its tokens."""
+        """Count a piece's tokens before anybody else sees them."""
         attempt.was_prefilled = True
         if self._count_tokens is not None:
             self._count_tokens(len(piece.ids))
@@ -261,7 +261,7 @@ class RequestManager:
         self.meter.note(attempt.number, now, len(piece.ids), prefilled, attempt.num_tokens)
 
     def _closed(self, attempt: Attempt, rid: str, reason: str, is_refused: bool = False) -> None:
-        """Its stream is over; normally it has ended before."""
+        """Handle the end of an attempt's stream; normally the attempt has ended before."""
         if attempt.rid == rid:
             self._leave(attempt)
             # A stage may fail by the other's fault, which another pair does not share.
@@ -282,7 +282,7 @@ class RequestManager:
             self.end(attempt, "abort")
 
     def _leave(self, attempt: Attempt) -> None:
-        """It is no request in SGLang any more."""
+        """Note that the attempt has no request in SGLang any more."""
         over = self._over.pop(attempt.rid, None)
         attempt.rid = ""
         if over is not None:
