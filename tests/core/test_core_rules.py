@@ -196,6 +196,12 @@ def test_en_05_a_first_step_without_any_sample_ends_the_run() -> None:
 class SlowWorld(World):
     """Every fifth trajectory's environment answers its steps after a minute only."""
 
+    def step(self) -> bool:
+        before = self.core.snapshot()
+        self.core.next_wakeup()
+        assert self.core.snapshot() == before  # asking changes nothing, or a replay would differ
+        return super().step()
+
     def _step(self, command: commands.StepEpisode) -> None:
         if command.trajectory % 5:
             super()._step(command)

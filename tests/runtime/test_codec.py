@@ -18,7 +18,7 @@ from pearl.runtime.codec import (
     pack,
 )
 from pearl.runtime.errors import FrameTooLargeError, MalformedError
-from pearl.types.messages.control import ControlMessage, Heartbeat, Hello, StartGroup
+from pearl.types.messages.control import ControlMessage, Heartbeat, Hello, Shutdown, StartGroup
 
 LIMIT = 1 << 16
 HELLO = Hello("rollout", 1, 2, "host", 3, "run")
@@ -96,7 +96,7 @@ def test_mq_06_a_message_over_the_limit_is_refused_with_the_limit_named() -> Non
         encode_bounded(Hello("rollout", 1, 2, "h" * LIMIT, 3, "run"), LIMIT)
     with pytest.raises(MalformedError, match=f"runtime.max_frame_bytes = {LIMIT}"):
         decoder().decode(encode("h" * LIMIT))
-    fits = Hello("rollout", 1, 2, "h" * (LIMIT - 200), 3, "run")
+    fits = Shutdown("h" * (LIMIT - 200))
     assert decoder().decode(encode_bounded(fits, LIMIT)) == fits
 
 

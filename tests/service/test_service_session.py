@@ -297,7 +297,7 @@ async def test_status_is_answered_while_the_run_goes_on(tmp_path: Path) -> None:
         async def handle(self, message: Any) -> Any:
             if isinstance(message, environment.StepEpisode) and not answers:
                 answers.append(None)
-                answers[0] = await self.peer.call(control.StatusRequest(), deadline_s=5)
+                answers[0] = await self.cluster.admin.call(control.StatusRequest(), deadline_s=5)
             return await super().handle(message)
 
     answers: list[Any] = []

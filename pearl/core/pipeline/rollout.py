@@ -125,6 +125,9 @@ class Rollout:
         if self.state.ops.pop(op, None) is None:
             self._counters.stale_events += 1
             return None
+        deadlines = self.state.step_deadlines
+        while deadlines and deadlines[0][1] not in self.state.ops:
+            heapq.heappop(deadlines)
         trajectory = self.state.trajectories[trajectory_id]
         trajectory.op = OpId(0)
         return trajectory
@@ -293,10 +296,7 @@ class Rollout:
 
     def next_deadline(self) -> float | None:
         """May belong to something that has ended meanwhile; a Tick then finds nothing to do."""
-        deadlines = self.state.step_deadlines
-        while deadlines and deadlines[0][1] not in self.state.ops:
-            heapq.heappop(deadlines)
-        found = [deadlines[0][0]] if deadlines else []
+        found = [self.state.step_deadlines[0][0]] if self.state.step_deadlines else []
         attempts = self.dispatcher.next_deadline()
         return min(found if attempts is None else [*found, attempts], default=None)
 
