@@ -13,6 +13,7 @@ from pearl.coordinator.core_state import CoreState, fresh_state
 from pearl.coordinator.invariants import check
 from pearl.elastic.runtime_tracker import TrajectorySample
 from pearl.elastic.scheduler import Demand, ElasticScheduler
+from pearl.pipeline.agreement import disagreement
 from pearl.pipeline.buffer import CohortBuffer
 from pearl.pipeline.episode import Trajectory
 from pearl.pipeline.evaluation import EvaluationRound
@@ -243,6 +244,9 @@ class Coordinator:
         published = self._training.on_finished(event, now)
         if published is not None:
             self._elastic.on_step([sample_of(member) for member in members], began, now)
+            if error := disagreement(event, self._state.gaps, self._config):
+                self._finish(now, error, EXIT_FAILURE)
+                return
         self._publish(published)
         self._stop_early(now)
 
