@@ -58,6 +58,7 @@ class Trainer:
         self._reach_step = reach_step
         self.snapshot: Snapshot | None = None  # the newest; None while no training world holds one
         self._peer = ""  # of the newest life
+        self._is_comparing = config.agreement.at_start and config.training.engine != "emulated"
 
     # lives
 
@@ -98,7 +99,7 @@ class Trainer:
             if command.restore_step is None and warm_start.num_steps > 0:
                 await self._send_demonstrations(life.name, warm_start.num_demonstrations)
                 self._say(f"trainer: warm start, {warm_start.num_steps} steps on the expert's demonstrations")
-            request = messages.StartTraining(command.lineage, command.restore_step)
+            request = messages.StartTraining(command.lineage, command.restore_step, self._is_comparing)
             limit_s = self._config.runtime.train_timeout_s
             reply = await self._hub.ask(
                 life.name, request, deadline_s=limit_s, reply_type=messages.StartTrainingReply
@@ -109,6 +110,9 @@ class Trainer:
         self.snapshot = snapshot = reply.snapshot
         text = " ".join(f"{name} {value:.4g}" for name, value in sorted(reply.metrics.items()))
         self._say(f"trainer: ready with version {snapshot.version}" + (f"  {text}" if text else ""))
+        if reply.comparison is not None:
+            self._is_comparing = False
+            await self._inbox.put(events.Compared("training", reply.comparison))
         await self._inbox.put(
             events.TrainerReady(
                 command.op, command.incarnation, snapshot.version, snapshot.checksum, reply.restored

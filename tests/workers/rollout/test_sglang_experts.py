@@ -34,7 +34,7 @@ def experts(seed: int) -> Any:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=16,
+        head_dim=16,  # type: ignore[call-arg]
         moe_intermediate_size=64,
         num_experts=8,
         num_experts_per_tok=2,
@@ -43,7 +43,7 @@ def experts(seed: int) -> Any:
         eos_token_id=None,
     )
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(settings)
+    model = AutoModelForCausalLM.from_config(settings)  # type: ignore[no-untyped-call]
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:  # spread: attention and experts count

@@ -294,7 +294,8 @@ def test_ranks_that_say_what_is_wrong_or_nothing(tmp_path: Path) -> None:
 def test_nothing_is_proven_that_some_rank_could_not_prove() -> None:
     assert complaints([GOOD, GOOD]) == ""
     unproven = complaints([GOOD, GOOD | {"unproven": ["experts.w13_weight"]}])
-    assert unproven.startswith("rank 1") and unproven.endswith("experts.w13_weight")
+    assert unproven.startswith("rank 1")
+    assert unproven.endswith("experts.w13_weight")
     many = [f"layer.{index}" for index in range(9)]
     assert complaints([GOOD | {"wrong": many}]).endswith("layer.4 and 4 more")
 

@@ -1,4 +1,4 @@
-"""What SGLang's ranks compare: models that hold tensors fused, stacked, sharded, padded and replicated, as its own do."""
+"""What SGLang's ranks compare, on models that hold tensors fused, stacked, sharded, padded and replicated."""
 
 import concurrent.futures
 import importlib
@@ -36,7 +36,14 @@ SHAPES = {
 
 
 class Rank(nn.Module):
-    """A layer as one of two ranks holds it, and its loader: it takes a tensor at a time, by the names of a checkpoint."""
+    """A layer as one of two ranks holds it, and its loader, which knows the names of a checkpoint."""
+
+    embed: nn.Parameter
+    qkv_proj: nn.Parameter
+    o_proj: nn.Parameter
+    norm: nn.Parameter
+    w13: nn.Parameter
+    w2: nn.Parameter
 
     def __init__(self, rank: int) -> None:
         super().__init__()
@@ -200,18 +207,18 @@ def experts(tied: bool) -> Any:
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
-        head_dim=8,
+        head_dim=8,  # type: ignore[call-arg]
         num_experts=4,
         num_experts_per_tok=2,
         tie_word_embeddings=tied,
     )
     torch.manual_seed(2)
-    return AutoModelForCausalLM.from_config(settings)
+    return AutoModelForCausalLM.from_config(settings)  # type: ignore[no-untyped-call]
 
 
 def on_meta(model: Any) -> Any:
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(model.config)
+        return AutoModelForCausalLM.from_config(model.config)  # type: ignore[no-untyped-call]
 
 
 def as_order(model: Any, directory: Path, pieces: tuple[Piece, ...]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def checkpoint_pieces(model: PreTrainedModel) -> tuple[Piece, ...]:
         )
         names.setdefault(_storage(stand_in), name)
         given[name] = stand_in
-    with _Views():
+    with _Views():  # type: ignore[no-untyped-call]
         reverted = revert_weight_conversion(model, given)
     pieces = []
     for name, tensor in sorted(reverted.items()):
@@ -61,7 +61,7 @@ def _storage(tensor: torch.Tensor) -> int:
     return identity
 
 
-class _Views(TorchDispatchMode):
+class _Views(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Copies for the sake of contiguous memory stay views."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -54,9 +54,9 @@ class _Parameter:
         return bool(own.all())
 
 
-class _Comparison(TorchDispatchMode):
+class _Comparison(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, model: torch.nn.Module, pieces: Pieces) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._pieces = pieces
         self._parameters: dict[int, list[_Parameter]] = {}
         self._all: list[_Parameter] = []
@@ -119,7 +119,7 @@ class _Comparison(TorchDispatchMode):
         kind = BITS[target.element_size()]
         if not torch.equal(target.detach().view(kind), wanted.contiguous().view(kind)):
             parameter.is_wrong = True
-        parameter.regions.add((target.storage_offset(), tuple(target.shape), target.stride()))
+        parameter.regions.add((int(target.storage_offset()), tuple(target.shape), target.stride()))
 
 
 def _address(tensor: torch.Tensor) -> int:
