@@ -251,7 +251,7 @@ def test_pieces_are_what_transformers_saves(tmp_path: Path, tied: bool) -> None:
 
 def test_a_dense_model_has_its_own_names() -> None:
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
+        model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             Qwen3Config(vocab_size=32, hidden_size=16, num_hidden_layers=1)
         )
     pieces = checkpoint_pieces(model)
