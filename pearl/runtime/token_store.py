@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from pearl.runtime import segments
+from pearl.runtime import wal
 from pearl.runtime.trajectory_tokens import (
     ID_BYTES,
     LOGPROB_BYTES,
@@ -18,7 +18,7 @@ from pearl.runtime.trajectory_tokens import (
     TokenKind,
     TrajectoryTokens,
 )
-from pearl.state.trajectory import VersionRun
+from pearl.types.trajectory import VersionRun
 
 SEGMENT_BYTES = 16 << 20  # some minutes of a busy run: small enough to be deleted soon
 BUFFER_BYTES = 4 << 20  # flushed by itself beyond this
@@ -62,11 +62,11 @@ class TokenStore:
         self._buffer: list[_Operation] = []
         self._buffered_bytes = 0
         self._live: dict[int, set[int]] = {}  # segment -> live trajectories with tokens in it, oldest first
-        self._writer: segments.SegmentWriter | None = None
+        self._writer: wal.SegmentWriter | None = None
         self._number = 0
         self.torn_bytes = 0
         directory.mkdir(parents=True, exist_ok=True)
-        segments.remove_drafts(directory)
+        wal.remove_drafts(directory)
         self._load()
 
     def append(
@@ -142,23 +142,21 @@ class TokenStore:
             self._writer = None
 
     def _load(self) -> None:
-        numbers = segments.segment_numbers(self._directory)
+        numbers = wal.segment_numbers(self._directory)
         for number in numbers:
-            path = segments.segment_path(self._directory, number)
+            path = wal.segment_path(self._directory, number)
             if number == numbers[-1]:
-                self.torn_bytes = segments.cut_torn_tail(path)
+                self.torn_bytes = wal.cut_torn_tail(path)
             self._live[number] = set()
             self._number = number
-            for record in segments.read_segment(path, may_be_torn=False):
+            for record in wal.read_segment(path, may_be_torn=False):
                 self._replay(path, record)
 
-    def _replay(self, path: Path, record: segments.Record) -> None:
+    def _replay(self, path: Path, record: wal.Record) -> None:
         try:
             operations = _decode(record.payload)
         except msgspec.DecodeError as error:
-            raise segments.DamagedError(
-                f"{path}: no token record at offset {record.offset}: {error}"
-            ) from error
+            raise wal.DamagedError(f"{path}: no token record at offset {record.offset}: {error}") from error
         for operation in operations:
             self._apply(operation)
         self._note(self._number, operations)
@@ -191,19 +189,19 @@ class TokenStore:
                 for trajectories in self._live.values():
                     trajectories.discard(operation.trajectory)
 
-    def _segment(self) -> segments.SegmentWriter:
+    def _segment(self) -> wal.SegmentWriter:
         """The segment to write to; a new one when there is none yet or it is full."""
         if self._writer is None or self._writer.size >= self._segment_bytes:
             if self._writer is not None:
                 self._writer.close()
             self._number += 1
             self._live[self._number] = set()
-            self._writer = segments.SegmentWriter(segments.segment_path(self._directory, self._number))
+            self._writer = wal.SegmentWriter(wal.segment_path(self._directory, self._number))
         return self._writer
 
     def _delete_dead(self) -> None:
         while (oldest := next(iter(self._live))) != self._number and not self._live[oldest]:
-            segments.segment_path(self._directory, oldest).unlink(missing_ok=True)
+            wal.segment_path(self._directory, oldest).unlink(missing_ok=True)
             del self._live[oldest]
 
 

@@ -13,10 +13,10 @@ import numpy.typing as npt
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from pearl.state.config import AgreementConfig, ModelConfig
-from pearl.state.weights import BucketSpec, TensorSpec
-from pearl.workers.links.checksum import canonical_tensors
+from pearl.types.config import AgreementConfig, ModelConfig
+from pearl.types.weights import BucketSpec, TensorSpec
 from pearl.workers.model import TINY_MODEL, build_model
+from pearl.workers.weight_transfer.checksum import canonical_tensors
 
 MAX_MEAN_GAPS = {"float32": 2e-4, "bfloat16": 0.1}
 """Nats, over all tokens of a comparison. Rounding makes about 1e-6 and 1e-2."""

@@ -8,8 +8,8 @@ import sys
 import msgspec
 import uvloop
 
-from pearl.runtime.process import ProcessGroup
-from pearl.state.messages.control import StartGroup
+from pearl.runtime.process_group import ProcessGroup
+from pearl.types.messages.control import StartGroup
 
 
 async def main(spec: bytes, run_id: str) -> None:

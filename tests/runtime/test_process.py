@@ -12,9 +12,9 @@ import msgspec
 import pytest
 from member_watch import LIMIT_S, Members, watch_members
 
-from pearl.runtime import counter, gone, members, process
-from pearl.runtime.process import ProcessGroup
-from pearl.state.messages.control import StartGroup
+from pearl.runtime import mmap_counter, pidfd, process_group, process_markers
+from pearl.runtime.process_group import ProcessGroup
+from pearl.types.messages.control import StartGroup
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ async def run_id() -> AsyncIterator[str]:
     """A run of this test alone; whatever a failed test leaves ends with it."""
     unique = f"test-{uuid4().hex}"
     yield unique
-    await members.kill_run(unique)
+    await process_markers.kill_run(unique)
 
 
 async def started(spec: StartGroup, run_id: str) -> ProcessGroup:
@@ -37,7 +37,7 @@ async def started(spec: StartGroup, run_id: str) -> ProcessGroup:
     return group
 
 
-async def ending(group: ProcessGroup) -> process.Exit:
+async def ending(group: ProcessGroup) -> process_group.Exit:
     async with asyncio.timeout(LIMIT_S):
         return await group.wait()
 
@@ -53,7 +53,7 @@ async def test_a_process_sees_its_markers_and_settings(watch: Members, run_id: s
         "CUDA_VISIBLE_DEVICES": "3",
     }
     assert group.pid == watch.pids["sleep"]
-    assert members.find_marked(run_id) == [group.pid]
+    assert process_markers.find_marked(run_id) == [group.pid]
     assert await group.stop(LIMIT_S) == 0
     assert (await ending(group)).reason == "stopped as asked"
 
@@ -62,7 +62,7 @@ async def test_an_exit_is_told_with_code_reason_and_the_end_of_the_log(
     watch: Members, run_id: str, tmp_path: Path
 ) -> None:
     group = await started(watch.spec("exit", tmp_path), run_id)
-    with counter.Counter(tmp_path / "group.0.1" / "counter") as tokens:
+    with mmap_counter.MmapCounter(tmp_path / "group.0.1" / "counter") as tokens:
         tokens.add(12)
     exit_ = await ending(group)
     assert (exit_.code, exit_.reason, exit_.counter) == (3, "exited with code 3", 12)
@@ -93,7 +93,7 @@ async def test_pl_01_kill_9_of_the_launcher_leaves_nobody(
     os.kill(group.pid, signal.SIGKILL)
     assert (await ending(group)).reason == "killed by signal 9 (Killed)"
     await watch.ended("daemon")
-    assert members.find_marked(run_id) == []
+    assert process_markers.find_marked(run_id) == []
 
 
 async def test_who_ignores_sigterm_is_killed_after_the_grace(
@@ -131,7 +131,7 @@ async def test_pl_02_kill_9_of_whoever_started_a_group_ends_it(
 
 async def test_pl_02_who_starts_after_its_parent_died_ends_at_once(run_id: str) -> None:
     stale = os.environ | {"PEARL_PARENT": "1"}  # adopted, as the check sees it
-    code = "from pearl.runtime.lifeline import watch_parent; watch_parent(); print('alive')"
+    code = "from pearl.runtime.parent_death import watch_parent; watch_parent(); print('alive')"
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-c", code, env=stale, stdout=asyncio.subprocess.PIPE
     )
@@ -145,10 +145,10 @@ async def test_kill_run_never_touches_another_run(watch: Members, run_id: str, t
     mine = await started(watch.spec("stubborn", tmp_path), run_id)
     other = await started(watch.spec("sleep", tmp_path, group="group.1.1"), other_id)
     await watch.up("stubborn", "sleep")
-    assert await members.kill_run(run_id) == 1
+    assert await process_markers.kill_run(run_id) == 1
     await watch.ended("stubborn")
     assert watch.living() == {"sleep"}
-    assert await members.kill_run(run_id) == 0
+    assert await process_markers.kill_run(run_id) == 0
     await other.stop(0)
     for group in (mine, other):
         await ending(group)
@@ -188,11 +188,11 @@ async def test_nw_01_two_torchrun_groups_start_at_once_and_end_alone(
         assert others.living() == {"rank0", "rank1"}
         awaited: list[int] = []
 
-        async def wait_gone(fds: Sequence[int], limit_s: float) -> bool:
+        async def wait_exited(fds: Sequence[int], limit_s: float) -> bool:
             awaited.extend(_pid_of(fd) for fd in fds)
-            return await gone.wait_gone(fds, limit_s)
+            return await pidfd.wait_exited(fds, limit_s)
 
-        monkeypatch.setattr(process, "wait_gone", wait_gone)
+        monkeypatch.setattr(process_group, "wait_exited", wait_exited)
         await groups[1].stop(LIMIT_S)
         assert groups[1].pid not in awaited, "a launcher has nothing to finish"
         await others.ended("rank0", "rank1")

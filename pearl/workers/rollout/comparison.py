@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from pearl.runtime.draws import counter_bits
-from pearl.state.comparison import Comparison
-from pearl.state.config import Config
-from pearl.state.messages.rollout import SamplingParams
-from pearl.state.splitmix import splitmix64
+from pearl.runtime.counter_rng import counter_bits
+from pearl.types.comparison import Comparison
+from pearl.types.config import Config
+from pearl.types.messages.rollout import SamplingParams
+from pearl.types.splitmix import splitmix64
 from pearl.workers import reference
 from pearl.workers.reference import Gaps, Ids, Reference
 from pearl.workers.rollout.protocol import Delta, Engine, GenerateRequest
-from pearl.workers.rollout.receiving import Received
+from pearl.workers.rollout.snapshot_protocol import Received
 
 NEW_TOKENS = 16
 SEED = 0x5EED
@@ -82,7 +82,7 @@ class EngineComparison:
             return Comparison(skipped=self._skipped, error=self._error)
         began = time.monotonic()
         answers = await self._generate()
-        self._engine.iteration_stats()  # of these passes nobody shall learn
+        self._engine.iteration_stats()  # of these iterations nobody shall learn
         tokens = sum(len(answer.ids) for answer in answers)
         found, error = await asyncio.to_thread(self._judge, plain, answers)
         mean, largest = reference.statistics(found) if found else (0.0, 0.0)

@@ -14,11 +14,11 @@ from typing import Protocol, assert_never
 
 import msgspec
 
-from pearl.runtime.peer import Peer
-from pearl.state.comparison import Comparison
-from pearl.state.config import Config
-from pearl.state.messages.control import Heartbeat
-from pearl.state.messages.rollout import (
+from pearl.runtime.rpc_client import RpcClient
+from pearl.types.comparison import Comparison
+from pearl.types.config import Config
+from pearl.types.messages.control import Heartbeat
+from pearl.types.messages.rollout import (
     Abort,
     Activate,
     ActivateReply,
@@ -31,14 +31,14 @@ from pearl.state.messages.rollout import (
     UpdateWeights,
     UpdateWeightsReply,
 )
-from pearl.state.weights import SourceLostError, SupersededVersionError, UpdateMode
-from pearl.workers.links.errors import SourceGoneError, SupersededError, TransferError
-from pearl.workers.residency.errors import ResidencyError
-from pearl.workers.rollout.changes import Changes, StoppedError
+from pearl.types.weights import SourceLostError, SupersededVersionError, UpdateMode
+from pearl.workers.memory_offload.errors import ResidencyError
+from pearl.workers.rollout.exclusive_operation import ExclusiveOperation, StoppedError
+from pearl.workers.rollout.live_requests import Requests
 from pearl.workers.rollout.protocol import Engine, MemoryTag, UnsupportedError
-from pearl.workers.rollout.receiving import Received, Receiver
-from pearl.workers.rollout.requests import Requests
-from pearl.workers.rollout.weights import WeightLoader
+from pearl.workers.rollout.snapshot_protocol import Received, Receiver
+from pearl.workers.rollout.weight_loader import WeightLoader
+from pearl.workers.weight_transfer.errors import SourceGoneError, SupersededError, TransferError
 
 log = logging.getLogger(__name__)
 
@@ -78,11 +78,11 @@ class RolloutService:
         self._engine = engine
         self._requests = Requests(config.rollout, name, engine)
         self._weights = WeightLoader(engine, receiver, config.weights.transport)
-        self._changes = Changes()
+        self._exclusive = ExclusiveOperation()
         self._is_released = False  # takes no requests: released, or on the way there or back
         self._num_changes = 0
 
-    def connect(self, peer: Peer) -> None:
+    def connect(self, peer: RpcClient) -> None:
         """Where frames go that must be out before an answer."""
         self._requests.connect(peer)
 
@@ -91,7 +91,7 @@ class RolloutService:
         self._num_changes += 1
         log.info("%s: engine %s started", self._name, self._engine.name)
 
-    async def send_frames(self, peer: Peer) -> None:
+    async def send_frames(self, peer: RpcClient) -> None:
         """Until the peer has ended."""
         self._requests.connect(peer)
         await self._requests.send_frames()
@@ -117,12 +117,12 @@ class RolloutService:
         return None
 
     def heartbeat(self) -> Heartbeat:
-        current = self._changes.current
+        current = self._exclusive.current
         progress = self._requests.num_deltas + self._num_changes
         return Heartbeat(progress, current or "", self._requests.num_live + (current is not None))
 
     async def _generate(self, message: Generate) -> None:
-        if self._is_released or self._changes.current is not None:
+        if self._is_released or self._exclusive.current is not None:
             self._requests.refuse(message.attempt, "abort")
         else:
             await self._requests.generate(message)
@@ -133,7 +133,7 @@ class RolloutService:
         version = message.snapshot.version
         try:
             limit_s = self._config.runtime.update_timeout_s * (2 if message.compare else 1)
-            async with self._changes.one("updating", limit_s):
+            async with self._exclusive.run("updating", limit_s):
                 return await self._take(message)
         except SupersededError as error:
             raise SupersededVersionError(f"{self._name}: {error}") from error
@@ -180,7 +180,7 @@ class RolloutService:
         began = loop.time()
         limit_s = message.drain_limit_s
         try:
-            async with self._changes.one("switching", limit_s + self._config.runtime.update_timeout_s):
+            async with self._exclusive.run("switching", limit_s + self._config.runtime.update_timeout_s):
                 await self._drain(limit_s)
                 await self._engine.set_role(message.role)
         except FAILURES as error:
@@ -205,9 +205,9 @@ class RolloutService:
 
     async def _release(self) -> ReleaseReply:
         self._is_released = True
-        self._changes.stop()
+        self._exclusive.stop()
         try:
-            async with self._changes.one("releasing", self._config.elastic.release_limit_s):
+            async with self._exclusive.run("releasing", self._config.elastic.release_limit_s):
                 return await self._let_go()
         except FAILURES as error:
             raise ValueError(f"{self._name}: not released: {error}") from error
@@ -236,7 +236,7 @@ class RolloutService:
         self._is_released = True  # whatever comes of it: it serves only when all is done
         try:
             limit_s = self._config.runtime.update_timeout_s * (2 if message.compare else 1)
-            async with self._changes.one("activating", limit_s):
+            async with self._exclusive.run("activating", limit_s):
                 reply = await self._wake(message)
                 self._is_released = False
                 return reply

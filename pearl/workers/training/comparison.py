@@ -9,16 +9,16 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pearl.state.comparison import Comparison
-from pearl.state.config import Config
-from pearl.state.weights import Snapshot
+from pearl.types.comparison import Comparison
+from pearl.types.config import Config
+from pearl.types.weights import Snapshot
 from pearl.workers import reference
-from pearl.workers.links.mapped import MappedImage
 from pearl.workers.model import TINY_MODEL
 from pearl.workers.reference import Buckets, Gaps, Ids, Reference
 from pearl.workers.training.fsdp import Policy
 from pearl.workers.training.packing import pack
 from pearl.workers.training.scoring import score
+from pearl.workers.weight_transfer.mapped_image import MappedImage
 
 MIDDLE_SHARE = 0.4
 """Of the long sequence's length."""

@@ -12,12 +12,12 @@ import torch
 from engine_support import Image, greedy_reference, ids, reference_logprobs, request
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
-from pearl.state.config import ModelConfig
-from pearl.state.weights import Version
-from pearl.workers.links.checksum import canonical_tensors, dtype_name, model_checksum, tensor_bytes
-from pearl.workers.links.layout import image_bytes, lay_out
+from pearl.types.config import ModelConfig
+from pearl.types.weights import Version
 from pearl.workers.rollout.sglang.server import Server
 from pearl.workers.rollout.sglang.settings import SglangSettings
+from pearl.workers.weight_transfer.checksum import canonical_tensors, dtype_name, model_checksum, tensor_bytes
+from pearl.workers.weight_transfer.snapshot_layout import image_bytes, lay_out
 
 pytestmark = [
     pytest.mark.skipif(bool(sglang_support.why_not()), reason=sglang_support.why_not()),
@@ -125,7 +125,7 @@ async def test_without_its_experts_an_update_fails_with_their_names_and_nothing_
         await engine.end_update()
     assert engine.state == "invalid"
     await subject.generate(request(1, ids(1, 10), 4, temperature=0.0))
-    await engine.checksum()  # answered between passes: one would have run by now
+    await engine.checksum()  # answered between iterations: one would have run by now
     assert subject.deltas == []
 
 

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
-from pearl.workers.links.checksum import canonical_tensors, dtype_name
-from pearl.workers.links.layout import image_bytes, lay_out
 from pearl.workers.rollout.sglang.pieces import Piece, checkpoint_pieces
 from pearl.workers.rollout.sglang.settings import SERVER_PATH
+from pearl.workers.weight_transfer.checksum import canonical_tensors, dtype_name
+from pearl.workers.weight_transfer.snapshot_layout import image_bytes, lay_out
 
 if str(SERVER_PATH) not in sys.path:
     sys.path.append(str(SERVER_PATH))
@@ -63,7 +63,7 @@ class Rank(nn.Module):
             self.load_one(name, tensor)
 
     def load_one(self, name: str, tensor: torch.Tensor) -> None:
-        rank, half = self.rank, slice(self.rank * len(tensor) // 2, (self.rank + 1) * len(tensor) // 2)
+        rank, stage = self.rank, slice(self.rank * len(tensor) // 2, (self.rank + 1) * len(tensor) // 2)
         qkv, w13, w2 = self.qkv_proj.data, self.w13.data, self.w2.data
         match name.split("."):
             case ["embed", _]:
@@ -71,7 +71,7 @@ class Rank(nn.Module):
                 self.embed.data[: len(rows)].copy_(rows)
                 self.embed.data[len(rows) :].fill_(0)
             case ["q_proj", _]:
-                qkv.narrow(0, 0, HEADS).copy_(tensor[half])
+                qkv.narrow(0, 0, HEADS).copy_(tensor[stage])
             case ["k_proj", _]:
                 qkv.narrow(0, HEADS, 2).copy_(tensor)
             case ["v_proj", _]:
@@ -81,9 +81,9 @@ class Rank(nn.Module):
             case ["norm", _]:
                 self.norm.data.copy_(tensor)
             case ["experts", number, "gate_proj", _]:
-                w13[int(number)][:2] = tensor[half]
+                w13[int(number)][:2] = tensor[stage]
             case ["experts", number, "up_proj", _]:
-                w13[int(number)][2:] = tensor[half]
+                w13[int(number)][2:] = tensor[stage]
             case ["experts", number, "down_proj", _]:
                 w2[int(number)].copy_(tensor.narrow(1, rank * 2, 2))
 

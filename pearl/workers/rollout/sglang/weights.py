@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from pearl.state.weights import BucketSpec, TensorSpec, Version
-from pearl.workers.links.checksum import canonical_tensors, weights_checksum
+from pearl.types.weights import BucketSpec, TensorSpec, Version
 from pearl.workers.rollout.sglang.model_files import Model
 from pearl.workers.rollout.sglang.pieces import Piece
 from pearl.workers.rollout.torch_engine.weights import check_spec, merged_ranges
+from pearl.workers.weight_transfer.checksum import canonical_tensors, weights_checksum
 
 MAX_NAMES = 5
 """In one complaint."""

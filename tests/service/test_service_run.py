@@ -1,0 +1,147 @@
+"""``pearl run`` as a process, with the real node agent: wrong starts and signals end clearly and leave nothing."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from pearl.cli.run import OF_NO_RUN
+from pearl.runtime import process_markers
+from pearl.runtime.pidfd import wait_exited
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from pearl.config import load
+from pearl.service import coordinator_process
+from pearl.service.processes import process_specs
+process_specs.ENVIRONMENT_MODULE = sys.argv[1]
+run_dir = Path(sys.argv[2])
+run_dir.mkdir(exist_ok=True)
+(run_dir / "job.toml").write_text("")
+config = load(run_dir / "job.toml", sys.argv[3:])
+sys.exit(coordinator_process.run(config, run_dir, resume=False))
+"""
+SLEEPER = """
+import time
+print("sleeping", flush=True)
+time.sleep(60)
+"""
+
+
+@asynccontextmanager
+async def start(
+    run_dir: Path, environment_module: str, *overrides: str
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    (run_dir.parent / "sleeper.py").write_text(SLEEPER)
+    paths = [str(run_dir.parent), *filter(None, sys.path)]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", PROGRAM, environment_module, str(run_dir), "model.device=cpu", *overrides),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )
+    try:
+        async with asyncio.timeout(40):
+            yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def outcome(run_dir: Path, *words: str) -> tuple[int | None, str]:
+    """Exit code and stderr."""
+    async with start(run_dir, *words) as process:
+        _, errors = await process.communicate()
+    return process.returncode, errors.decode()
+
+
+def nothing_is_left(run_dir: Path) -> bool:
+    return process_markers.find_marked((run_dir / "run_id").read_text().strip()) == []
+
+
+async def test_an_environment_worker_that_cannot_start_is_said_with_its_log(tmp_path: Path) -> None:
+    code, errors = await outcome(tmp_path / "run", "no_such_module")
+    assert code == 1
+    assert "error: environment worker 0 did not start" in errors
+    assert "No module named no_such_module" in errors
+    assert "logs/environment.0.1" in errors
+    assert nothing_is_left(tmp_path / "run")
+
+
+async def test_nw_01_an_occupied_port_is_refused_with_the_key(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        address = f"runtime.address=tcp://127.0.0.1:{port}"
+        code, errors = await outcome(tmp_path / "run", "sleeper", address)
+    assert code == 2
+    assert f"127.0.0.1:{port}" in errors
+    assert "Traceback" not in errors
+
+
+async def test_a_run_that_never_began_leaves_its_logs_only(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    code, errors = await outcome(run_dir, "no_such_module")
+    assert code == 1
+    assert "--resume" not in errors
+    assert {path.name for path in run_dir.iterdir()} - OF_NO_RUN == {"job.toml"}
+
+
+async def test_a_model_that_is_not_there_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    code, errors = await outcome(tmp_path / "run", "sleeper", "model.path=/no/such/model")
+    assert code == 2
+    assert "/no/such/model" in errors
+
+
+async def _say_hello(process: asyncio.subprocess.Process, run_dir: Path) -> None:
+    """Wait until the environment worker runs, which will never say hello."""
+    assert process.stdout is not None
+    while b"environment: starting" not in await process.stdout.readline():
+        pass
+    log = run_dir / "logs" / "environment.0.1" / "rank0.log"
+    while not (log.exists() and "sleeping" in log.read_text()):  # noqa: ASYNC110
+        await asyncio.sleep(0.05)  # a file has no event; the test's own limit ends it
+
+
+async def test_pl_01_a_signal_during_the_start_leaves_nothing(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    async with start(run_dir, "sleeper") as process:
+        await _say_hello(process, run_dir)
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 143
+        assert time.monotonic() - began < 15
+    assert nothing_is_left(run_dir)
+
+
+async def test_pl_02_kill_9_of_the_coordinator_leaves_nothing(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    async with start(run_dir, "sleeper") as process:
+        await _say_hello(process, run_dir)
+        run_id = (run_dir / "run_id").read_text().strip()
+        with process_markers.open_pidfds(process_markers.find_marked(run_id)) as fds:
+            process.kill()
+            await process.wait()
+            assert len(fds) >= 2
+            assert await wait_exited(fds, limit_s=15)
+    assert nothing_is_left(run_dir)
+
+
+async def test_the_death_of_the_node_agent_ends_the_run_with_its_name(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    async with start(run_dir, "sleeper") as process:
+        await _say_hello(process, run_dir)
+        run_id = (run_dir / "run_id").read_text().strip()
+        for pid in process_markers.find_marked(run_id, "agent.0.1"):
+            os.kill(pid, signal.SIGKILL)
+        assert process.stderr is not None
+        errors = (await process.stderr.read()).decode()
+        assert await process.wait() == 1
+    assert "error: the node agent ended with exit code -9" in errors
+    assert nothing_is_left(run_dir)
