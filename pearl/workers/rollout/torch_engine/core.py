@@ -1,7 +1,7 @@
-"""The engine without its thread: requests in, iterations one by one, deltas out. Not thread-safe, no clock but a stopwatch.
+"""The engine without its thread: requests in, iterations one by one, deltas out. Not thread-safe; no clock.
 
-Iterations run only when ready, not paused and with memory for KV; requests wait meanwhile. Releasing the weights leads to
-"empty".
+Iterations run only when ready, not paused and with memory for KV; requests wait meanwhile. Releasing the weights leads
+to "empty".
 """
 
 import logging
