@@ -49,7 +49,7 @@ class Reference:
     """On the CPU, in float32. Blocking; for one thread."""
 
     def __init__(self, config: ModelConfig, vocabulary_size: int) -> None:
-        self._path = config.path
+        self._vocabulary_size = vocabulary_size
         self.model = _plain_model(config, vocabulary_size)
         self.model.train(False)
 
@@ -75,7 +75,8 @@ class Reference:
     def logprobs(self, ids: Ids, positions: Sequence[int], temperature: float) -> torch.Tensor:
         """[positions, vocabulary]: of softmax(logits / temperature) from which the token at each is drawn; 1 for 0."""
         row = torch.from_numpy(ids.astype(np.int64))[None]
-        logits = self.model(input_ids=row, use_cache=False).logits[0]
+        # Rows beyond the environment's ids are padding, which has no probability.
+        logits = self.model(input_ids=row, use_cache=False).logits[0, :, : self._vocabulary_size]
         wanted = logits[torch.tensor([position - 1 for position in positions])].double()
         found: torch.Tensor = (wanted / (temperature or 1.0)).log_softmax(-1)
         return found

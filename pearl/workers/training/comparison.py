@@ -15,9 +15,8 @@ from pearl.types.weights import Snapshot
 from pearl.workers import reference
 from pearl.workers.model import TINY_MODEL
 from pearl.workers.reference import Buckets, Gaps, Ids, Reference
-from pearl.workers.training.fsdp import Policy
 from pearl.workers.training.packing import pack
-from pearl.workers.training.scoring import score
+from pearl.workers.training.trainer import Trainer
 from pearl.workers.weight_transfer.mapped_image import MappedImage
 
 MIDDLE_SHARE = 0.4
@@ -25,10 +24,11 @@ MIDDLE_SHARE = 0.4
 
 
 def compare(
-    policy: Policy, config: Config, vocabulary_size: int, snapshot: Snapshot | None, *, is_untrained: bool
+    trainer: Trainer, config: Config, vocabulary_size: int, snapshot: Snapshot | None, *, is_untrained: bool
 ) -> Comparison | None:
     """A collective; the result is that of rank 0, which has the ``snapshot`` of the very weights that the policy has.
     ``is_untrained``: they are still those of the model's directory."""
+    policy = trainer.policy
     num_elements = sum(tensor.numel() for _, tensor in policy.tensors())
     if skipped := reference.why_skipped(config.agreement, num_elements):
         return Comparison(skipped=skipped)
@@ -37,7 +37,7 @@ def compare(
     positions = [reference.some_positions(1, len(ids)) for ids in sequences]
     packed = pack(sequences, [np.array(places) for places in positions], policy.device)
     with torch.no_grad():
-        ours = score(policy.model, packed, config.rollout.temperature).logprobs_M.double().cpu()
+        ours = trainer.score(packed).logprobs_M.double().cpu()
     policy.reshard()
     if snapshot is None or dist.get_rank():
         return None

@@ -137,7 +137,7 @@ class Rank:
         self._progress.busy = "comparison"
         is_untrained = command.restore_step is None and not self._config.warm_start.num_steps
         return compare(
-            self._trainer.policy,
+            self._trainer,
             self._config,
             self._options.vocabulary_size,
             snapshot,
