@@ -17,13 +17,14 @@ from pearl.types.config import AgreementConfig, Config, ModelConfig, RolloutConf
 from pearl.types.weights import BucketSpec, Snapshot
 from pearl.workers.model import build_model
 from pearl.workers.rollout.comparison import EngineComparison
-from pearl.workers.rollout.torch_engine import core, runner
+from pearl.workers.rollout.torch_engine import core, runner, sampler
+from pearl.workers.rollout.torch_engine.attention import NAME
 from pearl.workers.rollout.torch_engine.engine import TorchEngine
 from pearl.workers.rollout.torch_engine.settings import EngineSettings
 from pearl.workers.rollout.torch_engine.weights import IncomingWeights
 from pearl.workers.rollout.weight_loader import WeightLoader
 
-Change = Callable[[PreTrainedModel], object]
+Change = Callable[[Any], object]
 Patch = pytest.MonkeyPatch
 
 
@@ -105,12 +106,11 @@ async def test_a_sound_engine_agrees_to_rounding(config: Config) -> None:
     assert 0.0 < found.max_gap < 1e-5
 
 
-def drop_a_layer(model: PreTrainedModel) -> None:
-    layers = model.model.layers  # type: ignore[union-attr]
-    layers[1].forward = lambda hidden_states, **_: hidden_states  # type: ignore[index, operator, union-attr]
+def drop_a_layer(model: Any) -> None:
+    model.model.layers[1].forward = lambda hidden_states, **_: hidden_states
 
 
-def shift_positions(model: PreTrainedModel) -> None:
+def shift_positions(model: Any) -> None:
     """Of what is decoded, as an engine would that counts from the wrong end of its KV."""
 
     def shift(module: Any, arguments: Any, options: dict[str, Any]) -> Any:
@@ -120,18 +120,18 @@ def shift_positions(model: PreTrainedModel) -> None:
     model.register_forward_pre_hook(shift, with_kwargs=True)
 
 
-def other_rope(model: PreTrainedModel) -> None:
-    model.model.rotary_emb.inv_freq.mul_(0.9)  # type: ignore[operator, union-attr]
+def other_rope(model: Any) -> None:
+    model.model.rotary_emb.inv_freq.mul_(0.9)
 
 
-def other_epsilon(model: PreTrainedModel) -> None:
+def other_epsilon(model: Any) -> None:
     for module in model.modules():
         if hasattr(module, "variance_epsilon"):
             module.variance_epsilon = 1e-5
 
 
-def other_weight(model: PreTrainedModel) -> None:
-    model.model.layers[0].mlp.down_proj.weight.mul_(1.01)  # type: ignore[index, operator, union-attr]
+def other_weight(model: Any) -> None:
+    model.model.layers[0].mlp.down_proj.weight.mul_(1.01)
 
 
 @pytest.mark.parametrize("change", [drop_a_layer, shift_positions, other_rope, other_epsilon])
@@ -150,7 +150,7 @@ async def test_a_mask_that_hides_too_much_is_found(config: Config, monkeypatch: 
     """Only the long prompt shows it."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    original = ALL_ATTENTION_FUNCTIONS[runner.NAME]
+    original = ALL_ATTENTION_FUNCTIONS[NAME]
 
     def forgetful(*arguments: Any, store: Any, layout: Any, **options: Any) -> Any:
         result = original(*arguments, store=store, layout=layout, **options)
@@ -158,12 +158,12 @@ async def test_a_mask_that_hides_too_much_is_found(config: Config, monkeypatch: 
             keys.flatten(1, 2)[:, 16:48] = 0.0  # as if nobody saw a page of each of the first requests
         return result
 
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, runner.NAME, forgetful)
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, NAME, forgetful)
     assert "does not compute the model" in (await compared(config)).error
 
 
 async def test_another_temperature_is_found(config: Config, monkeypatch: Patch) -> None:
-    original = runner.sample
+    original = sampler.sample
     monkeypatch.setattr(runner, "sample", lambda logits, t, uniforms: original(logits, t * 1.05, uniforms))
     assert "does not compute the model" in (await compared(config)).error
 
@@ -171,7 +171,7 @@ async def test_another_temperature_is_found(config: Config, monkeypatch: Patch) 
 async def test_a_sampler_that_draws_otherwise_is_found_though_its_log_probs_are_right(
     config: Config, monkeypatch: Patch
 ) -> None:
-    original = runner.sample
+    original = sampler.sample
     monkeypatch.setattr(runner, "sample", lambda logits, t, uniforms: original(logits, t, 1.0 - uniforms))
     found = await compared(config)
     assert "the torch engine does not draw from the distribution" in found.error
@@ -179,7 +179,7 @@ async def test_a_sampler_that_draws_otherwise_is_found_though_its_log_probs_are_
 
 
 async def test_a_greedy_answer_that_is_not_the_best_is_found(config: Config, monkeypatch: Patch) -> None:
-    original = runner.sample
+    original = sampler.sample
 
     def lukewarm(logits: torch.Tensor, temperatures: Any, uniforms: Any) -> Any:
         found = original(logits, np.where(temperatures == 0.0, 1.0, temperatures), uniforms)
