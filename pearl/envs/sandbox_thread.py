@@ -10,7 +10,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pearl.runtime.extensions import describe_error, format_error
 
@@ -158,9 +158,11 @@ class SandboxThread:
             outcome.set_exception(wrapped)
 
 
-async def finished(result: Awaitable[T] | T) -> T:
-    """The result of a method that may be async or plain."""
-    return await result if inspect.isawaitable(result) else result
+async def finished(result: Awaitable[T]) -> T:
+    """The result of a method that should be async and may be plain."""
+    if inspect.isawaitable(result):
+        return await result
+    return cast(T, result)
 
 
 def _log_failure(done: asyncio.Future[None], what: str) -> None:

@@ -27,8 +27,6 @@ log = logging.getLogger(__name__)
 
 ANSWER_MARGIN_S = 5.0
 """Beyond the environment's own limits, which its worker keeps; past it the worker itself is at fault."""
-MAX_FAILURES_SAID = 5
-"""Different ones, at the terminal; the log has them all."""
 DEMONSTRATIONS_PER_ASK = 256
 Spawn = Callable[[str, Coroutine[Any, Any, None]], object]
 
@@ -52,10 +50,9 @@ class EnvironmentPool:
         spawn: Spawn,
         say: Callable[[str], None] = log.info,
     ) -> None:
-        """``say`` speaks to the person: each kind of failure of the environment's code is said once."""
-        self._announce = say
-        self._said: set[str] = set()
-        self._logs: dict[str, Path] = {}  # of each worker that ever lived
+        """``say`` speaks to the person."""
+        self._say = say
+        self._logs: dict[str, Path] = {}  # of workers without a failure so far
         self._config = config
         self._server = server
         self._processes = processes
@@ -245,16 +242,13 @@ class EnvironmentPool:
 
     async def _failed(self, episode: Episode, op: OpId, failure: messages.EpisodeFailed) -> None:
         log.warning("episode %d: %s: %s", episode.trajectory, failure.kind, failure.reason)
-        self._say_once(episode, failure)
+        self._say_where(episode, failure)
         if self._is_current(episode):
             self.close(episode.trajectory)  # the core takes a failed episode for closed
         await self._inbox.put(events.EpisodeFailed(op, episode.trajectory, failure.kind, failure.reason))
 
-    def _say_once(self, episode: Episode, failure: messages.EpisodeFailed) -> None:
-        """An episode that is lost with its worker is said by whoever lost the worker."""
-        if failure.kind == "gone" or failure.reason in self._said or len(self._said) >= MAX_FAILURES_SAID:
-            return
-        self._said.add(failure.reason)
-        logs = self._logs.get(episode.peer)
-        where = f"; the whole traceback is in {logs}/rank0.log" if logs and failure.kind == "error" else ""
-        self._announce(f"environment: an episode failed ({failure.kind}): {failure.reason}{where}")
+    def _say_where(self, episode: Episode, failure: messages.EpisodeFailed) -> None:
+        """Once a worker: its log has the traceback of each different failure, the core says how often there are any."""
+        logs = self._logs.pop(episode.peer, None) if failure.kind == "error" else None
+        if logs is not None:
+            self._say(f"environment: an episode's code failed; the whole traceback is in {logs}/rank0.log")
