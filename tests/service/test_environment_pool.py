@@ -54,7 +54,7 @@ async def test_where_the_whole_traceback_is_is_said_once_a_worker(tmp_path: Path
         process: Any = Process(tmp_path / "logs")
         keeping = group.create_task(pool._live(process), name="keep")
         for number in range(3):
-            pool.open(commands.OpenEpisode(OpId(number + 1), TrajectoryId(number), "train", 0, 0))
+            pool.open(commands.OpenEpisode(OpId(number + 1), TrajectoryId(number), False, 0, 0))
         await asyncio.wait(tasks)
         keeping.cancel()
     store.close()
