@@ -13,7 +13,7 @@ import msgspec
 from pearl import config as settings
 from pearl.cli.output import drop_output
 from pearl.config import ConfigError
-from pearl.envs.loader import BUILT_IN, load_environment
+from pearl.envs.loader import BUILT_IN, check_demonstrations, load_environment
 from pearl.service import coordinator_process
 from pearl.service.coordinator_process import check_address, load_trace
 from pearl.types.config import Config, RunConfig
@@ -60,10 +60,13 @@ def _check_environment(config: Config) -> None:
     """Load the environment before anything starts: a person's own in a process of its own, whatever it imports."""
     environment, warm_start = config.environment, config.warm_start
     if environment.name in BUILT_IN:
-        load_environment(environment.name, environment.options)
+        made = load_environment(environment.name, environment.options, config.model.path)
+        if warm_start.num_steps:
+            check_demonstrations(environment.name, made, warm_start.num_steps)
         return
     command = [sys.executable, "-m", "pearl.envs.check", environment.name, "--quiet"]
-    command += ["--options-json", json.dumps(environment.options), "--warm-start", str(warm_start.num_steps)]
+    command += ["--options-json", json.dumps(environment.options), "--model-path", config.model.path]
+    command += ["--warm-start", str(warm_start.num_steps)]
     limit_s = config.runtime.start_timeout_s
     try:
         checked = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit_s)

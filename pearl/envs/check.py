@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.quiet:
         os.dup2(2, 1)  # what the person's code prints must not be taken for the answer
     try:
-        environment = load_environment(options.name, _options(options))
+        environment = load_environment(options.name, _options(options), options.model_path)
         spec = describe(options.name, environment)
         if options.warm_start:
             check_demonstrations(options.name, environment, options.warm_start)
@@ -57,6 +57,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("name", help='a built-in name or "package.module:Class"')
     parser.add_argument("option", nargs="*", metavar="key=value", help="of environment.options")
     parser.add_argument("--options-json", default="{}", help="environment.options as one JSON object")
+    parser.add_argument("--model-path", default="", help="model.path, for environments in text")
     parser.add_argument("--episodes", type=int, default=2, help="how many to play (default 2)")
     parser.add_argument("--turns", type=int, default=6, help="at most, of an episode (default 6)")
     parser.add_argument("--tokens", type=int, default=4, help="guessed a turn (default 4)")

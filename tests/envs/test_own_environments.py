@@ -152,14 +152,6 @@ def test_a_warm_start_without_demonstrations_is_refused_with_the_way_out(name: s
         check_demonstrations(name, environment, 150)
 
 
-def make_plain(*, reward: float = 1.0) -> PlainEnvironment:
-    return PlainEnvironment(reward=reward)
-
-
-def test_a_function_may_make_the_environment() -> None:
-    assert isinstance(load_environment(f"{__name__}:make_plain", {"reward": 2.0}), PlainEnvironment)
-
-
 def test_the_check_plays_the_example(capfd: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     monkeypatch.chdir(EXAMPLES)
     assert check.main(["own_environment:NextDigit", "num_digits=3", "--episodes", "1"]) == 0
