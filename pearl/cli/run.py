@@ -16,7 +16,7 @@ from pearl.envs.loader import BUILT_IN, load_environment
 from pearl.state.config import Config, RunConfig
 
 ASKED_WRONGLY = 2
-OF_NO_RUN = {"run_id", "logs", "coordinator.log", "metrics.jsonl", "trajectories.jsonl"}
+OF_NO_RUN = {"run_id", "identity.json", "logs", "coordinator.log", "metrics.jsonl", "trajectories.jsonl"}
 """What a run leaves that never began."""
 
 

@@ -48,10 +48,12 @@ def run(config: Config, run_dir: Path, *, resume: bool) -> int:
         _check_model(config)
         trace = load_trace(config, console.say)
         with (
-            claim(run_dir) as run_id,
+            claim(run_dir) as (run_id, copied_from),
             log_to(run_dir / "coordinator.log"),
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
+            if copied_from:
+                console.say(f"{run_dir} is a copy of run {copied_from}: it goes on as a run of its own, {run_id}")
             service = Service(config, run_dir, run_id, console, resume=resume, trace=trace)
             return runner.run(service.main())
     except ValueError as error:
