@@ -1,4 +1,4 @@
-"""A file of lines that a run adds to and later answers for: it knows what it wrote and whether the disk still has it."""
+"""A file of lines that a run adds to: it knows what it has written and whether the disk still has it."""
 
 import os
 from pathlib import Path

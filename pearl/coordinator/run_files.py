@@ -72,7 +72,9 @@ class RunFiles:
             result.flush()
 
     def summary(self, summary: dict[str, Any]) -> None:
-        self._write(self.run_dir / "summary.json", msgspec.json.format(strict_json(summary), indent=2) + b"\n")
+        self._write(
+            self.run_dir / "summary.json", msgspec.json.format(strict_json(summary), indent=2) + b"\n"
+        )
 
     def profile(self, profile: Profile) -> None:
         """For ``pearl decide`` and the simulator."""

@@ -26,6 +26,7 @@ from pearl.coordinator.run_files import RunFiles, strict_json
 from pearl.coordinator.tasks import Tasks
 from pearl.coordinator.trace_player import Steps, TracePlayer, rest
 from pearl.coordinator.trainer import Trainer
+from pearl.coordinator.verification import checkpoint_damage
 from pearl.coordinator.watch import Watch
 from pearl.runtime.clock import MonotonicClock
 from pearl.runtime.hub import Asked, Hub, Joined, Lost, PeerGoneError, QueueFullError, RemoteError, Told
@@ -86,6 +87,7 @@ class Session:
         self._agent = agent
         self._trace = trace
         self.is_driving = False  # whether the core can be asked for an end
+        self.lost: list[str] = []  # what the disk has lost of what a next life would need
         self.failure = ""  # why the run ends before the core wished it
 
     # from outside
@@ -185,8 +187,16 @@ class Session:
         if not is_new:
             performer.forget_the_rest()
         finish = await driver.run()
+        self.lost += self._find_lost(finish, store, trainer)
         log.info("not taken from frames: %s; the hub counted %s", frames.dropped, hub.counters)
         return finish
+
+    def _find_lost(self, finish: Finish, store: TokenStore, trainer: Trainer) -> list[str]:
+        """Of tokens and the newest checkpoint; the first matter only when the run can be resumed."""
+        damages = [store.damage()] if finish.exit_code else []
+        if trainer.checkpoint_step is not None and self._config.training.engine == "fsdp":
+            damages.append(checkpoint_damage(self._files.run_dir / "checkpoints", trainer.checkpoint_step))
+        return [f"{damage}, while the run needed it: it cannot be resumed" for damage in damages if damage]
 
     def _step(self) -> int:
         step = self._beginning.core.status()["step"]

@@ -57,6 +57,7 @@ class Trainer:
         self._say = say
         self._reach_step = reach_step
         self.snapshot: Snapshot | None = None  # the newest; None while no training world holds one
+        self.checkpoint_step: int | None = None  # of the newest checkpoint that was written here
         self._peer = ""  # of the newest life
 
     # lives
@@ -138,6 +139,8 @@ class Trainer:
             life.condemn(f"step {command.step} failed: {error}")
             return
         self.snapshot = snapshot = reply.snapshot
+        if reply.checkpoint_step is not None:
+            self.checkpoint_step = reply.checkpoint_step
         await self._inbox.put(
             events.TrainFinished(
                 command.op,

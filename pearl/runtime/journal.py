@@ -2,8 +2,8 @@
 holds the entries (now, event, commands) that came after it, so any segment can be replayed on its own and a
 resume reads only the newest.
 
-The journal neither knows nor checks what events, commands, snapshots and settings are: the caller encodes them, the first
-two as MessagePack. ``append`` returns when the entries are with the OS, and only then may their commands run.
+The journal neither knows nor checks what events, commands, snapshots and settings are: the caller encodes them, the
+first two as MessagePack. ``append`` returns when the entries are with the OS, and only then may their commands run.
 """
 
 from collections.abc import Iterable, Iterator

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 class Killed(NamedTuple):
     """What came of killing processes."""
 
-    count: int
+    num_killed: int
     survivors: tuple[str, ...]  # who did not end within the limit, each in words
 
 

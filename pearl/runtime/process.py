@@ -122,30 +122,27 @@ class ProcessGroup:
                 members.send(fds, signal.SIGCONT)
                 if not await wait_gone(fds, members.KILL_LIMIT_S):
                     members.send(fds, signal.SIGKILL)
-        return killed.count
+        return killed.num_killed
 
     async def _terminate(self, grace_s: float) -> None:
-        found = members.find_marked(self.run_id, self.spec.group)
-        launching = self._launching()
+        found = [pid for pid in members.find_marked(self.run_id, self.spec.group) if pid != self.pid]
+        torchrun = self._torchrun()
         with (
-            members.open_pidfds(pid for pid in found if pid not in launching) as fds,
-            members.open_pidfds(pid for pid in found if pid in launching) as launchers,
+            members.open_pidfds(pid for pid in found if pid not in torchrun) as fds,
+            members.open_pidfds(pid for pid in found if pid in torchrun) as launchers,
         ):
             for receivers in (fds, launchers):
                 members.send(receivers, signal.SIGTERM)
                 members.send(receivers, signal.SIGCONT)  # who is stopped sees SIGTERM only when it runs again
             await wait_gone(fds, grace_s)
 
-
-    def _launching(self) -> set[int]:
-        """Who has nothing to put in order for us: the subreaper, and torchrun below it."""
-        if self.pid is None:
+    def _torchrun(self) -> set[int]:
+        """It has nothing to put in order for us."""
+        if self.pid is None or self.spec.num_processes == 0:
             return set()
-        launching = {self.pid}
-        if self.spec.num_processes:
-            with suppress(psutil.Error):
-                launching.update(child.pid for child in psutil.Process(self.pid).children())
-        return launching
+        with suppress(psutil.Error):
+            return {child.pid for child in psutil.Process(self.pid).children()}
+        return set()
 
 
 def command_line(spec: StartGroup, directory: Path) -> list[str]:

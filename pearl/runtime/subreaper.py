@@ -3,7 +3,7 @@ all that descends from it. Linux only.
 
 The kernel hands a process whose parent died to its nearest living ancestor that is a subreaper. So whatever a group
 starts, with whatever environment, in whatever session, stays below this process, which ends it all when the child has
-ended or when its own parent dies. It takes no part otherwise and ends as the child did.
+ended or when its own parent dies. It passes signals on to the child and ends as the child did.
 """
 
 import ctypes
@@ -59,8 +59,10 @@ def main(arguments: Sequence[str]) -> None:
 def _keep(child: int, parent: int) -> NoReturn:
     status: int | None = None
     while status is None and os.getppid() == parent:
-        signal.sigwait(SIGNALS)  # signals to the group are the child's to answer; only a parent's end is ours
+        number = signal.sigwait(SIGNALS)
         status = _reap(child)
+        if status is None and number != signal.SIGCHLD and os.getppid() == parent:
+            os.kill(child, number)  # not reaped, so the pid is still the child's
     status = _end_descendants(child, status)
     _end_as(status)
 

@@ -147,7 +147,11 @@ def test_pieces_stay_below_the_limit_and_keep_the_order() -> None:
 
 
 def test_one_coordinator_a_run_directory(tmp_path: Path) -> None:
-    with claim(tmp_path) as (run_id, _), pytest.raises(InUseError, match="a coordinator runs"), claim(tmp_path):
+    with (
+        claim(tmp_path) as (run_id, _),
+        pytest.raises(InUseError, match="a coordinator runs"),
+        claim(tmp_path),
+    ):
         pass
     with claim(tmp_path) as again:
         assert again == run_id

@@ -145,7 +145,9 @@ async def test_who_does_not_end_on_sigkill_is_named(
     group = await started(watch.spec("sleep", tmp_path), run_id)
     await watch.up("sleep")
     with monkeypatch.context() as patch:
-        patch.setattr(members, "send", lambda fds, number: None)  # as to a process that is stuck in the kernel
+        patch.setattr(
+            members, "send", lambda fds, number: None
+        )  # as to a process that is stuck in the kernel
         killed = await members.kill_run(run_id, limit_s=0.01)
     assert len(killed.survivors) == 2
     assert any(f"pid {watch.pids['sleep']} (python" in text for text in killed.survivors), killed
@@ -202,7 +204,7 @@ async def test_kill_run_never_touches_another_run(watch: Members, run_id: str, t
     mine = await started(watch.spec("stubborn", tmp_path), run_id)
     other = await started(watch.spec("sleep", tmp_path, group="group.1.1"), other_id)
     await watch.up("stubborn", "sleep")
-    assert (await members.kill_run(run_id)).count == 2  # with its subreaper
+    assert (await members.kill_run(run_id)).num_killed == 2  # with its subreaper
     await watch.ended("stubborn")
     assert watch.living() == {"sleep"}
     assert await members.kill_run(run_id) == (0, ())
