@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from pearl.coordinator.claim import InUseError, claim
 from pearl.coordinator.console import Console
 from pearl.coordinator.groups import Groups, NotEnoughGpusError
 from pearl.coordinator.mailbox import Mailbox
@@ -84,22 +83,6 @@ def test_lp_02_metrics_are_strict_json_whatever_the_numbers(tmp_path: Path) -> N
     assert line == {"kind": "step", "step": 1, "loss": None, "gap": None, "lr": 0.5}
 
 
-def test_a_rewind_takes_back_what_came_after_the_mark(tmp_path: Path) -> None:
-    files = RunFiles(tmp_path)
-    files.mark(0, 0.0)
-    files.report(Report("note", {"text": "before"}))
-    files.mark(10, 2.5)
-    files.report(Report("note", {"text": "after"}))
-    assert files.rewind(10).now == 2.5
-    assert [json.loads(line)["text"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [
-        "before"
-    ]
-    files.rewind(0)
-    assert (tmp_path / "metrics.jsonl").read_text() == ""
-    with pytest.raises(ValueError, match="journal entry 7"):
-        files.rewind(7)
-
-
 def test_console_lines_are_aligned_and_say_what_matters() -> None:
     stream = io.StringIO()
     console = Console(stream, 2)
@@ -144,17 +127,6 @@ def test_pieces_stay_below_the_limit_and_keep_the_order() -> None:
     cut = list(pieces(items, lambda one: len(one.ids), limit_bytes=8))
     assert [[len(one.ids) for one in piece] for piece in cut] == [[3, 4], [9], [1, 1], [8]]
     assert [one for piece in cut for one in piece] == items
-
-
-def test_one_coordinator_a_run_directory(tmp_path: Path) -> None:
-    with (
-        claim(tmp_path) as (run_id, _),
-        pytest.raises(InUseError, match="a coordinator runs"),
-        claim(tmp_path),
-    ):
-        pass
-    with claim(tmp_path) as again:
-        assert again == run_id
 
 
 def report(num_gpus: int, virtual: bool = False) -> AgentReport:

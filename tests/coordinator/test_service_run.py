@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from pearl.cli.run import OF_NO_RUN
 from pearl.runtime import members
 from pearl.runtime.gone import wait_gone
@@ -117,6 +119,48 @@ async def test_pl_01_a_signal_during_the_start_leaves_nothing(tmp_path: Path) ->
         assert await process.wait() == 143
         assert time.monotonic() - began < 15
     assert nothing_is_left(run_dir)
+
+
+INT, TERM = signal.SIGINT, signal.SIGTERM
+
+
+@pytest.mark.parametrize(("numbers", "code"), [([INT] * 5, 130), ([TERM] * 5, 143), ([TERM, INT, INT], 143)])
+@pytest.mark.parametrize("event", ["run directory", "environment: starting", "stopped by signal"])
+async def test_pl_01_signals_in_a_row_end_it_with_the_code_of_the_first(
+    tmp_path: Path, event: str, numbers: list[signal.Signals], code: int
+) -> None:
+    run_dir = tmp_path / "run"
+    async with start(run_dir, "sleeper") as process:
+        assert process.stdout is not None
+        if event.startswith("stopped"):  # it is cleaning up
+            await _say_hello(process, run_dir)
+            process.send_signal(numbers[0])
+        while event.encode() not in await process.stdout.readline():
+            pass
+        for number in numbers:
+            process.send_signal(number)
+        assert await process.wait() == code
+        assert process.stderr is not None
+        assert await process.stderr.read() == b""
+    assert nothing_is_left(run_dir)
+
+
+@pytest.mark.parametrize(("number", "code"), [(INT, 130), (TERM, 143)])
+async def test_pl_01_signals_while_it_imports_end_it_with_their_code(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    words = ("-X", "importtime", "-m", "pearl", "run", "absent.toml", "--run-dir", str(tmp_path / "run"))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *words, stderr=asyncio.subprocess.PIPE, cwd=tmp_path
+    )
+    assert process.stderr is not None
+    async with asyncio.timeout(30):
+        while b" argparse" not in await process.stderr.readline():
+            pass
+        for _ in range(5):
+            process.send_signal(number)
+        assert await process.wait() == code
+        assert b"Traceback" not in await process.stderr.read()
 
 
 async def test_pl_02_kill_9_of_the_coordinator_leaves_nothing(tmp_path: Path) -> None:

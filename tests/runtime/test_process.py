@@ -113,8 +113,8 @@ async def test_pl_02_who_escaped_with_another_environment_and_session_ends_with_
         case "kill the member":
             os.kill(watch.pids["escape"], signal.SIGKILL)
         case "kill the launcher":  # as kill -9 of an agent, of which the subreaper is a child
-            starter = psutil.Process(watch.pids["escape"]).parent().parent()
-            starter.kill()
+            ancestors = psutil.Process(watch.pids["escape"]).parents()
+            ancestors[1].kill()
     await watch.ended("escape", "escaped")
     await launcher.stop(0)
     await ending(launcher)
@@ -131,7 +131,7 @@ async def test_an_orphan_ends_with_its_group_and_touches_no_other(
         run_id,
     )
     await watch.up("escape", "escaped", "daemon")
-    psutil.Process(watch.pids["escape"]).parent().kill()
+    psutil.Process(watch.pids["escape"]).parents()[0].kill()
     await watch.ended("escape", "escaped")
     assert "daemon" in watch.living()
     await launcher.stop(0)
