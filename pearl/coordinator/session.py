@@ -87,6 +87,7 @@ class Session:
         self._agent = agent
         self._trace = trace
         self.is_driving = False  # whether the core can be asked for an end
+        self._agent_is_silent = False
         self.lost: list[str] = []  # what the disk has lost of what a next life would need
         self.failure = ""  # why the run ends before the core wished it
 
@@ -209,10 +210,29 @@ class Session:
         await self._agent.launch(hub.address)
         tasks.spawn("node agent", self._outlive_agent())
         report = await self._agent.report()
-        watch.add(AGENT_NAME, lambda reason: self.fail(f"the node agent is lost: {reason}"))
+        self._watch_agent(watch)
         processes.add_agent(LOCAL_HOST, AGENT_NAME)
         if note := groups.use(report):
             self._console.say(f"note: {note}")
+
+    def _watch_agent(self, watch: Watch) -> None:
+        """Its workers go on without it, and its end is known from its process: silence is said, and no more."""
+
+        def note_silence(reason: str) -> None:
+            watch.remove(AGENT_NAME)
+            self._agent_is_silent = True
+            self._console.say(
+                f"the node agent of this host is {reason}; the run goes on, but nothing can be started or ended here "
+                "until it is heard again (is it stopped?)"
+            )
+
+        watch.add(AGENT_NAME, note_silence)
+
+    def _hear_agent(self, watch: Watch) -> None:
+        if self._agent_is_silent:
+            self._agent_is_silent = False
+            self._console.say("the node agent of this host is heard again")
+            self._watch_agent(watch)
 
     async def _outlive_agent(self) -> None:
         self.fail(await self._agent.outlive())
@@ -249,6 +269,8 @@ class Session:
                         agents.joined(peer)
                     processes.greet(hello)
                 case Told(peer, Heartbeat() as heartbeat):
+                    if peer == AGENT_NAME:
+                        self._hear_agent(watch)
                     watch.beat(peer, heartbeat)
                 case Told(peer, Deltas() as deltas):
                     _, slot, incarnation = peer.split(".")

@@ -10,11 +10,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pearl.cli.run import OF_NO_RUN
+from pearl.coordinator import service
+from pearl.coordinator.console import Console
 from pearl.runtime import members
 from pearl.runtime.gone import wait_gone
+from pearl.state.config import Config
 
 PROGRAM = """
 import sys
@@ -29,7 +33,9 @@ config = load(run_dir / "job.toml", sys.argv[3:])
 sys.exit(service.run(config, run_dir, resume=False))
 """
 SLEEPER = """
-import time
+import subprocess, time
+script = "sleep 100 & echo $! > escaped.tmp; mv escaped.tmp escaped"
+subprocess.run(["/bin/sh", "-c", script], env={}, start_new_session=True, check=True)
 print("sleeping", flush=True)
 time.sleep(60)
 """
@@ -45,6 +51,7 @@ async def start(
         *(sys.executable, "-c", PROGRAM, environment_module, str(run_dir), "model.device=cpu", *overrides),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        cwd=run_dir.parent,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
     )
     try:
@@ -174,6 +181,52 @@ async def test_pl_02_kill_9_of_the_coordinator_leaves_nothing(tmp_path: Path) ->
             assert len(fds) >= 2
             assert await wait_gone(fds, limit_s=15)
     assert nothing_is_left(run_dir)
+
+
+@pytest.mark.parametrize(
+    "victim", ["coordinator", "agent", "environment", "all but the subreapers", "nobody"]
+)
+async def test_pl_02_what_an_environment_started_in_a_session_of_its_own_ends_too(
+    tmp_path: Path, victim: str
+) -> None:
+    """With an environment that is empty and a parent that is gone, only its descent tells whose it is."""
+    run_dir = tmp_path / "run"
+    async with start(run_dir, "sleeper") as process:
+        await _say_hello(process, run_dir)
+        escaped = psutil.Process(int((tmp_path / "escaped").read_text()))
+        assert members.RUN_VARIABLE not in escaped.environ()
+        run_id = (run_dir / "run_id").read_text().strip()
+        agent, environment = (members.find_marked(run_id, name) for name in ("agent.0.1", "environment.0.1"))
+        worker = [pid for pid in environment if psutil.Process(pid).ppid() in environment]
+        victims = {
+            "coordinator": [process.pid],
+            "agent": agent,
+            "environment": worker,
+            "all but the subreapers": [process.pid, *agent, *worker],
+            "nobody": [],
+        }[victim]
+        with members.open_pidfds([escaped.pid, *members.find_marked(run_id)]) as fds:
+            for pid in victims:
+                os.kill(pid, signal.SIGKILL)
+            if not victims:
+                process.terminate()
+            assert await wait_gone(fds, limit_s=15)
+        if process.pid not in victims:
+            assert process.stdout is not None
+            await process.stdout.read()
+        await process.wait()
+    assert nothing_is_left(run_dir)
+
+
+def test_who_does_not_end_on_sigkill_changes_the_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    console = Console(sys.stdout, 1)
+    life = service.Service(Config(), tmp_path, "run", console, resume=False, trace=())
+    assert life._final_code(0, ()) == 0
+    assert life._final_code(0, ("pid 7 (python, disk-sleep)",)) == 1
+    assert "do not end on SIGKILL and hold what they have, GPUs too: pid 7 (python" in capsys.readouterr().err
+    assert life._final_code(2, ("pid 7",)) == 2
 
 
 async def test_the_death_of_the_node_agent_ends_the_run_with_its_name(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from fakes import FakeEnvironment, FakeRollout, FakeTraining, read_lines, small_
 from life import Life, once, run_whole
 
 from pearl.coordinator import replay, resuming
+from pearl.coordinator.console import Console
 from pearl.coordinator.run_files import RunFiles
 from pearl.coordinator.session import RunFailedError
 from pearl.runtime.segments import DamagedError
@@ -248,6 +249,33 @@ async def test_a_silent_worker_is_given_up_and_replaced(tmp_path: Path) -> None:
     life = await run_whole(tmp_path, live_config(), prepare)
     assert "rollout.1.2" in life.cluster.started
     assert "worker 1: gone: silent for" in life.stream.getvalue()
+
+
+async def test_the_agent_of_this_host_may_be_silent_as_long_as_its_process_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that is stopped for a while: everything that it had started goes on."""
+    config = live_config()
+    config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, num_steps=100_000))
+    cluster = Cluster(config)
+    life = Life(config, tmp_path, cluster)
+    said: list[str] = []
+
+    def say(self: Console, line: str) -> None:
+        said.append(line)
+        if "is silent for" in line:
+            cluster.agent.faults.heal("coordinator")
+        elif "is heard again" in line:
+            life.session.request_stop(15)
+
+    monkeypatch.setattr(Console, "say", say)
+    cluster.on_step = once(lambda: cluster.agent.faults.partition("coordinator"))
+    assert (await life.run()).exit_code == 143
+    assert [line for line in said if "node agent" in line] == [
+        next(line for line in said if "the node agent of this host is silent for" in line),
+        "the node agent of this host is heard again",
+    ]
+    assert all(name.endswith(".1") for name in cluster.started)
 
 
 async def test_mb_04_nobody_is_dead_because_the_coordinator_slept(
