@@ -27,9 +27,9 @@ import msgspec
 import uvloop
 
 from pearl.runtime.clock import MonotonicClock
-from pearl.runtime.hub import Hub, Joined
-from pearl.runtime.peer import Peer
-from pearl.state.messages.control import Heartbeat, Hello, Shutdown
+from pearl.runtime.rpc_client import RpcClient
+from pearl.runtime.rpc_server import PeerJoined, RpcServer
+from pearl.types.messages.control import Heartbeat, Hello, Shutdown
 
 REQUIRED_LATENCY_RATIO = 0.25  # PEARL's median over Ray's, at most
 REQUIRED_RATE_RATIO = 5.0  # PEARL's calls a second over Ray's, at least
@@ -101,7 +101,7 @@ def serve(address: str) -> None:
     async def answer(call: Call) -> Answer:
         return Answer(call.number, call.payload)
 
-    peer = Peer(
+    peer = RpcClient(
         address,
         hello=Hello("rollout", 0, 1, "localhost", 0, "benchmark"),
         messages=Call,
@@ -139,7 +139,7 @@ async def measure_calls(call: Callable[[int], Awaitable[object]]) -> Figures:
 
 
 async def measure_pearl() -> Figures:
-    hub = Hub(
+    server = RpcServer(
         "tcp://127.0.0.1:0",
         run_id="benchmark",
         messages=Answer | Heartbeat,
@@ -147,32 +147,32 @@ async def measure_pearl() -> Figures:
         max_frame_bytes=64 << 20,
         clock=MonotonicClock(),
     )
-    async with hub:
-        process = multiprocessing.get_context("spawn").Process(target=serve, args=(hub.address,))
+    async with server:
+        process = multiprocessing.get_context("spawn").Process(target=serve, args=(server.address,))
         process.start()
         try:
             async with asyncio.timeout(JOIN_LIMIT_S):
-                joined = await hub.receive()
-            assert isinstance(joined, Joined)
-            return await measure_peer(hub, joined.peer)
+                joined = await server.receive()
+            assert isinstance(joined, PeerJoined)
+            return await measure_peer(server, joined.peer)
         finally:
             process.join(5.0)
             process.kill()
 
 
-async def measure_peer(hub: Hub, peer: str) -> Figures:
+async def measure_peer(server: RpcServer, peer: str) -> Figures:
     async def call(number: int) -> Answer:
-        return await hub.ask(peer, Call(number, PAYLOAD), deadline_s=DEADLINE_S, reply_type=Answer)
+        return await server.call(peer, Call(number, PAYLOAD), deadline_s=DEADLINE_S, reply_type=Answer)
 
     async def take_heartbeats() -> None:
         while True:
-            await hub.receive()
+            await server.receive()
 
     async with asyncio.TaskGroup() as group:
         receiver = group.create_task(take_heartbeats())
         figures = await measure_calls(call)
         receiver.cancel()
-        hub.tell(peer, Shutdown("done"))
+        server.notify(peer, Shutdown("done"))
     return figures
 
 

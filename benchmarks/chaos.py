@@ -30,9 +30,9 @@ from elastic_run import ELASTIC, free_port  # noqa: E402
 from live_run import SMALL, LiveRun, ended  # noqa: E402
 
 from pearl.config import load  # noqa: E402
-from pearl.coordinator.core import Coordinator  # noqa: E402
-from pearl.coordinator.replay import decode_event, encode_commands  # noqa: E402
+from pearl.core.coordinator import Coordinator  # noqa: E402
 from pearl.runtime import journal  # noqa: E402
+from pearl.service.replay import decode_event, encode_commands  # noqa: E402
 
 PROGRAM = (str(ROOT / "benchmarks" / "chaos_coordinator.py"),)
 STALL_LIMIT_S = 180.0  # without a step: longer than any limit of the run, a start on a busy machine included
@@ -74,7 +74,7 @@ COUNTERS = (
         "max_logprob_gap",
     ),
 )
-OF_BUGS = (" ERROR pearl.coordinator.service:", " ERROR asyncio:", " CRITICAL ")
+OF_BUGS = (" ERROR pearl.service.coordinator_process:", " ERROR asyncio:", " CRITICAL ")
 MAX_LOGPROB_GAP = 1e-3
 """Between a token's log-prob from the rollout and from the trainer under the same version: more means other weights."""
 

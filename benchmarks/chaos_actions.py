@@ -17,7 +17,7 @@ import psutil
 from elastic_run import FarHost, pearl
 from live_run import LiveRun, environ
 
-from pearl.runtime import members
+from pearl.runtime import process_markers
 
 PREEMPTIBLE = 2  # GPUs of the own host
 FAR_HOSTS = ("far1", "far2")
@@ -187,14 +187,14 @@ class Actions:
 
     def _lose(self, fault: str, draw: Draw) -> str:
         kind = _one_of(("rollout", "rollout", "training", "environment"), draw)
-        return self._tell(fault, kind, draw, 1 + int(3 * draw.amount))
+        return self._notify(fault, kind, draw, 1 + int(3 * draw.amount))
 
     def _hold(self, fault: str, draw: Draw, value: float) -> str:
-        told = self._tell(fault, "rollout", draw, value)
-        self._follow(0.3 * self._silent_s, lambda: self._tell("heal", "rollout", draw, 0.0))
+        told = self._notify(fault, "rollout", draw, value)
+        self._follow(0.3 * self._silent_s, lambda: self._notify("heal", "rollout", draw, 0.0))
         return told
 
-    def _tell(self, fault: str, kind: str, draw: Draw, value: float) -> str:
+    def _notify(self, fault: str, kind: str, draw: Draw, value: float) -> str:
         order = {"fault": fault, "kind": kind, "index": int(draw.pick * 1000), "value": value}
         stream = self.run.process.stdin
         assert stream is not None
@@ -275,7 +275,7 @@ def _one_of(values: Sequence[Value], draw: Draw) -> Value:
 
 
 def _group(process: psutil.Process) -> str:
-    return environ(process).get(members.GROUP_VARIABLE, "")
+    return environ(process).get(process_markers.GROUP_VARIABLE, "")
 
 
 def _named(found: list[psutil.Process]) -> str:

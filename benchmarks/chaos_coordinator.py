@@ -1,4 +1,4 @@
-"""``pearl`` itself, whose hub does what it is told on stdin: one JSON line a fault between it and a peer.
+"""``pearl`` itself, whose server does what it is told on stdin: one JSON line a fault between it and a peer.
 
     {"fault": "delay", "kind": "rollout", "index": 1, "value": 0.3}
 
@@ -19,9 +19,9 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from pearl.cli import main
-from pearl.coordinator import session
-from pearl.coordinator.local_agent import AGENT_NAME
-from pearl.runtime.hub import Hub
+from pearl.runtime.rpc_server import RpcServer
+from pearl.service import run_loop
+from pearl.service.processes.local_agent import AGENT_NAME
 
 STDIN = 0
 PIECE_BYTES = 1 << 16
@@ -34,7 +34,7 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     value: float = 0.0  # frames to drop, seconds of delay
 
 
-class FaultyHub(Hub):
+class FaultyHub(RpcServer):
     _unread = b""
 
     async def __aenter__(self) -> Self:
@@ -79,5 +79,5 @@ class FaultyHub(Hub):
 
 
 if __name__ == "__main__":
-    with mock.patch.object(session, "Hub", FaultyHub):
+    with mock.patch.object(run_loop, "RpcServer", FaultyHub):
         sys.exit(main(sys.argv[1:]))

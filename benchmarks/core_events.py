@@ -1,6 +1,6 @@
 """Events a second through ``Coordinator.handle``, on a recorded event mix.
 
-A run of 16 workers on the virtual clock (tests/coordinator/world.py: token frames, environment steps, weight updates,
+A run of 16 workers on the virtual clock (tests/core/world.py: token frames, environment steps, weight updates,
 training) is recorded, then fed to fresh cores. The peer in the same run is the cheapest thing that could stand for a
 core: decoding and encoding the same events as the journal does. Needs 2 cores and under a minute.
 
@@ -13,13 +13,13 @@ from pathlib import Path
 
 import msgspec
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "coordinator"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "core"))
 
 from world import World
 
-from pearl.coordinator.core import Coordinator
-from pearl.state.config import Config, DataConfig, EnvironmentConfig, RolloutConfig, RunConfig
-from pearl.state.events import AnyEvent
+from pearl.core.coordinator import Coordinator
+from pearl.types.config import Config, DataConfig, EnvironmentConfig, RolloutConfig, RunConfig
+from pearl.types.events import AnyEvent
 
 REQUIRED_EVENTS_PER_S = 50_000
 ROUNDS = 5

@@ -17,13 +17,13 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from pearl.elastic.decision_engine import decide
-from pearl.elastic.orchestration import make_plan
-from pearl.elastic.profile_file import read_profile
-from pearl.state.config import ElasticConfig
-from pearl.state.ids import Slot
-from pearl.state.plan import Allocation, Role
-from pearl.state.profile import Profile, TrajectoryClass
+from pearl.core.elastic.decision_engine import decide
+from pearl.core.elastic.orchestration import make_plan
+from pearl.core.elastic.profile_file import read_profile
+from pearl.types.config import ElasticConfig
+from pearl.types.ids import Slot
+from pearl.types.plan import Allocation, Role
+from pearl.types.profile import Profile, TrajectoryClass
 
 SIZES = (4, 16, 64, 256, 1024, 4096)
 DECISION_LIMIT_S, DECISION_SIZE = 1e-3, 64

@@ -19,9 +19,9 @@ from live_run import LiveRun, ended  # noqa: E402
 Line = dict[str, Any]
 LIMIT_S = 600.0  # of one job
 MAX_LATE_RATIO = 0.1
-"""Passes that ended late, of all: with more, the host and not the settings decided how long steps took."""
+"""Iterations that ended late, of all: with more, the host and not the settings decided how long steps took."""
 MAX_TRIES = 3
-_ACCOUNT = re.compile(r"passes=(\d+) .* late=(\d+) worst_late_s=([\d.]+)")
+_ACCOUNT = re.compile(r"iterations=(\d+) .* late=(\d+) worst_late_s=([\d.]+)")
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ class Outcome(msgspec.Struct, frozen=True):
     name: str
     summary: Line
     metrics: list[Line]
-    late_ratio: float  # of all passes of all workers that left in order
+    late_ratio: float  # of all iterations of all workers that left in order
     worst_late_s: float
     problems: list[str]  # found by the checker
 
@@ -65,7 +65,7 @@ def run(job: Job) -> Outcome:
         found.append(run_once(job))
         late_ratio = found[-1].late_ratio
         print(
-            f"  {job.name}: {seconds_of(found[-1].steps()):.1f} s, {late_ratio:.1%} of passes late",
+            f"  {job.name}: {seconds_of(found[-1].steps()):.1f} s, {late_ratio:.1%} of iterations late",
             flush=True,
         )
         if late_ratio <= MAX_LATE_RATIO:
@@ -95,11 +95,11 @@ def _words(job: Job, directory: Path) -> Iterator[str]:
 
 
 def _lateness(run_dir: Path) -> tuple[float, float]:
-    """Ratio of late passes, and the worst of them in seconds, from what the engines say when they leave."""
+    """Ratio of late iterations, and the worst of them in seconds, from what the engines say when they leave."""
     texts = [path.read_text(errors="replace") for path in run_dir.glob("logs/rollout.*/*") if path.is_file()]
     found = [match.groups() for text in texts for match in _ACCOUNT.finditer(text)]
-    passes, late = (sum(int(row[index]) for row in found) for index in (0, 1))
-    return late / max(passes, 1), max((float(row[2]) for row in found), default=0.0)
+    iterations, late = (sum(int(row[index]) for row in found) for index in (0, 1))
+    return late / max(iterations, 1), max((float(row[2]) for row in found), default=0.0)
 
 
 def show_problems(outcomes: Sequence[Outcome]) -> bool:

@@ -19,15 +19,15 @@ import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from pearl.state.config import ModelConfig
-from pearl.state.messages.rollout import SamplingParams
-from pearl.state.weights import BucketSpec, Version
-from pearl.workers.links.checksum import canonical_tensors, dtype_name, tensor_bytes
-from pearl.workers.links.layout import image_bytes, lay_out
+from pearl.types.config import ModelConfig
+from pearl.types.messages.rollout import SamplingParams
+from pearl.types.weights import BucketSpec, Version
 from pearl.workers.model import build_model, use_one_thread
 from pearl.workers.rollout.protocol import GenerateRequest
 from pearl.workers.rollout.torch_engine.core import EngineCore
 from pearl.workers.rollout.torch_engine.settings import EngineSettings
+from pearl.workers.weight_transfer.checksum import canonical_tensors, dtype_name, tensor_bytes
+from pearl.workers.weight_transfer.snapshot_layout import image_bytes, lay_out
 
 VOCABULARY = 32
 Workload = list[tuple[list[int], int]]

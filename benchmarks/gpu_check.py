@@ -26,14 +26,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pearl.state.config import Config, DataConfig, ModelConfig, RolloutConfig, SglangConfig, WarmStartConfig
-from pearl.state.messages.rollout import SamplingParams
-from pearl.state.messages.training import Sample
-from pearl.state.weights import BucketSpec, Version
-from pearl.workers.links.checksum import canonical_tensors, dtype_name, tensor_bytes
-from pearl.workers.links.layout import bucket_edges, image_bytes, lay_out
+from pearl.types.config import Config, DataConfig, ModelConfig, RolloutConfig, SglangConfig, WarmStartConfig
+from pearl.types.messages.rollout import SamplingParams
+from pearl.types.messages.training import Sample
+from pearl.types.weights import BucketSpec, Version
+from pearl.workers.memory_offload.saver import MIN_FREED_RATIO
 from pearl.workers.model import build_model
-from pearl.workers.residency.saver import MIN_FREED_RATIO
 from pearl.workers.rollout.protocol import Delta, GenerateRequest, MemoryTag
 from pearl.workers.rollout.sglang.engine import SglangEngine
 from pearl.workers.rollout.sglang.memory import held_bytes
@@ -41,10 +39,12 @@ from pearl.workers.rollout.sglang.model_files import write_model
 from pearl.workers.rollout.sglang.server import Server
 from pearl.workers.rollout.sglang.settings import settings_of
 from pearl.workers.training.checkpoint import CheckpointStore
-from pearl.workers.training.commands import Progress
 from pearl.workers.training.control import ControlChannel
-from pearl.workers.training.residency import TrainingResidency, check, slowest
+from pearl.workers.training.rank_commands import Progress
+from pearl.workers.training.state_offload import TrainingResidency, check, slowest
 from pearl.workers.training.trainer import Trainer
+from pearl.workers.weight_transfer.checksum import canonical_tensors, dtype_name, tensor_bytes
+from pearl.workers.weight_transfer.snapshot_layout import bucket_edges, image_bytes, lay_out
 
 VOCABULARY = 4096
 HIDDEN = 2048

@@ -29,11 +29,11 @@ import torch
 import torch.distributed as dist
 
 from pearl.runtime.clock import MonotonicClock
-from pearl.runtime.hub import Hub
-from pearl.runtime.inbound import Joined, Lost, Told
-from pearl.state.config import Config, DataConfig, ModelConfig, RolloutConfig, RuntimeConfig, WarmStartConfig
-from pearl.state.messages.control import Ack, Heartbeat, Shutdown
-from pearl.state.messages.rollout import (
+from pearl.runtime.inbound import Notification, PeerJoined, PeerLost
+from pearl.runtime.rpc_server import RpcServer
+from pearl.types.config import Config, DataConfig, ModelConfig, RolloutConfig, RuntimeConfig, WarmStartConfig
+from pearl.types.messages.control import Ack, Heartbeat, Shutdown
+from pearl.types.messages.rollout import (
     Activate,
     ActivateReply,
     Deltas,
@@ -45,18 +45,18 @@ from pearl.state.messages.rollout import (
     UpdateWeights,
     UpdateWeightsReply,
 )
-from pearl.state.messages.training import Sample
-from pearl.state.weights import Snapshot, Version
-from pearl.workers.links.checksum import canonical_tensors
-from pearl.workers.links.image import SnapshotStore
+from pearl.types.messages.training import Sample
+from pearl.types.weights import Snapshot, Version
+from pearl.workers.memory_offload.pages import process_bytes
+from pearl.workers.memory_offload.saver_for import saver_for
 from pearl.workers.model import build_model, resolve_device
-from pearl.workers.residency.choose import saver_for
-from pearl.workers.residency.pages import process_bytes
 from pearl.workers.training.checkpoint import CheckpointStore
-from pearl.workers.training.commands import Progress
 from pearl.workers.training.control import ControlChannel, Report
-from pearl.workers.training.residency import TrainingResidency, check, slowest
+from pearl.workers.training.rank_commands import Progress
+from pearl.workers.training.state_offload import TrainingResidency, check, slowest
 from pearl.workers.training.trainer import Trainer
+from pearl.workers.weight_transfer.checksum import canonical_tensors
+from pearl.workers.weight_transfer.snapshot_image import SnapshotStore
 
 MAX_RATIO = 1.5
 MIN_FREED = 0.95
@@ -182,24 +182,24 @@ def samples() -> tuple[Sample, ...]:
 
 
 class Worker:
-    """A rollout worker's process behind a real hub."""
+    """A rollout worker's process behind a real server."""
 
-    def __init__(self, hub: Hub) -> None:
-        self.hub = hub
+    def __init__(self, server: RpcServer) -> None:
+        self.server = server
         self._attempts = 0
         self._producing = asyncio.Event()
         self._ready = asyncio.Event()
 
     async def listen(self) -> None:
         while True:
-            match await self.hub.receive():
-                case Lost(reason=reason):
+            match await self.server.receive():
+                case PeerLost(reason=reason):
                     raise SystemExit(f"the worker was lost: {reason}")
-                case Told(message=Heartbeat(busy="")):
+                case Notification(message=Heartbeat(busy="")):
                     self._ready.set()
-                case Told(message=Deltas(deltas=deltas)) if any(delta.ids for delta in deltas):
+                case Notification(message=Deltas(deltas=deltas)) if any(delta.ids for delta in deltas):
                     self._producing.set()
-                case Joined() | Told():
+                case PeerJoined() | Notification():
                     pass
 
     async def ready(self) -> None:
@@ -212,39 +212,39 @@ class Worker:
         for _ in range(NUM_REQUESTS):
             self._attempts += 1
             params = SamplingParams(1000, 1.0, ())
-            self.hub.tell(PEER, Generate(self._attempts, self._attempts, ids, params, self._attempts))
+            self.server.notify(PEER, Generate(self._attempts, self._attempts, ids, params, self._attempts))
         await self._producing.wait()
 
     async def update(self, snapshot: Snapshot) -> UpdateWeightsReply:
         message = UpdateWeights(snapshot, "interrupt", LIMIT_S)
-        return await self.hub.ask(PEER, message, deadline_s=LIMIT_S, reply_type=UpdateWeightsReply)
+        return await self.server.call(PEER, message, deadline_s=LIMIT_S, reply_type=UpdateWeightsReply)
 
     async def activate(self, snapshot: Snapshot) -> ActivateReply:
         message = Activate(snapshot, LIMIT_S)
-        return await self.hub.ask(PEER, message, deadline_s=LIMIT_S, reply_type=ActivateReply)
+        return await self.server.call(PEER, message, deadline_s=LIMIT_S, reply_type=ActivateReply)
 
     async def release(self) -> ReleaseReply:
-        return await self.hub.ask(PEER, Release(), deadline_s=LIMIT_S, reply_type=ReleaseReply)
+        return await self.server.call(PEER, Release(), deadline_s=LIMIT_S, reply_type=ReleaseReply)
 
     async def interrupt(self) -> None:
-        await self.hub.ask(PEER, Interrupt(), deadline_s=LIMIT_S, reply_type=Ack)
+        await self.server.call(PEER, Interrupt(), deadline_s=LIMIT_S, reply_type=Ack)
 
 
 @asynccontextmanager
 async def started(config: Config, root: Path) -> AsyncIterator[tuple[Worker, asyncio.subprocess.Process]]:
     (root / "config.json").write_bytes(msgspec.json.encode(config))
     messages = Deltas | Heartbeat | Ack | UpdateWeightsReply | ReleaseReply | ActivateReply
-    async with Hub(
+    async with RpcServer(
         "tcp://127.0.0.1:0",
         run_id="handoff",
         messages=messages,
         queue_messages=4096,
         max_frame_bytes=1 << 26,
         clock=MonotonicClock(),
-    ) as hub:
+    ) as server:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"),
-            *("-m", "pearl.workers.rollout.worker", "--address", hub.address, "--run-id", "handoff"),
+            *("-m", "pearl.workers.rollout.worker", "--address", server.address, "--run-id", "handoff"),
             *("--slot", "1", "--incarnation", "1", "--config", str(root / "config.json")),
             *("--vocabulary-size", str(VOCABULARY)),
             env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -252,7 +252,7 @@ async def started(config: Config, root: Path) -> AsyncIterator[tuple[Worker, asy
         )
         try:
             async with asyncio.TaskGroup() as group:
-                worker = Worker(hub)
+                worker = Worker(server)
                 listening = group.create_task(worker.listen())
                 yield worker, process
                 listening.cancel()
@@ -291,7 +291,7 @@ async def shrink(table: Table, worker: Worker, process: asyncio.subprocess.Proce
     began = time.perf_counter()
     await worker.interrupt()
     interrupted = time.perf_counter()
-    worker.hub.tell(PEER, Shutdown("reclaimed"))
+    worker.server.notify(PEER, Shutdown("reclaimed"))
     await process.wait()
     table.add("shrink", {"interrupt": interrupted - began, "exit": time.perf_counter() - interrupted})
 

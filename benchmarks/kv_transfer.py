@@ -28,7 +28,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from pearl.state.weights import Version
+from pearl.types.weights import Version
 from pearl.workers.rollout.kv_transfer.frames import Offer
 from pearl.workers.rollout.kv_transfer.pages import Begin, Block, Expect, Granted, Landed, Ready
 from pearl.workers.rollout.kv_transfer.transport import KvTransport

@@ -1,6 +1,6 @@
 """How soon a reclaimed GPU's worker hears the last of the coordinator: from the order's arrival to the last message.
 
-The real service (hub, core, journal, token store) runs under load; stand-ins for the workers, in a process of their
+The real service (server, core, journal, token store) runs under load; stand-ins for the workers, in a process of their
 own, stream as real ones do: a frame of all their requests every 20 ms. GPUs are reclaimed and arrive again by turns.
 Beside it stands the loop's own lag in the same run, which no answer can undercut.
 
@@ -28,21 +28,21 @@ import msgspec
 import uvloop
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "coordinator")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "service")]
 
 from cluster import Cluster  # noqa: E402
 from fakes import RUN_ID, STOP, FakeRollout, FakeTraining, floats, make_peer, pack, small_config  # noqa: E402
 
-from pearl.coordinator import resuming, session  # noqa: E402
-from pearl.coordinator.console import Console  # noqa: E402
-from pearl.coordinator.run_files import RunFiles  # noqa: E402
 from pearl.runtime.errors import PeerGoneError  # noqa: E402
-from pearl.runtime.hub import Asked, Hub, Inbound  # noqa: E402
-from pearl.runtime.lifeline import watch_parent  # noqa: E402
-from pearl.runtime.peer import Peer  # noqa: E402
-from pearl.state.config import Config, ElasticConfig  # noqa: E402
-from pearl.state.messages import control, rollout, training  # noqa: E402
-from pearl.state.trajectory import VersionRun  # noqa: E402
+from pearl.runtime.parent_death import watch_parent  # noqa: E402
+from pearl.runtime.rpc_client import RpcClient  # noqa: E402
+from pearl.runtime.rpc_server import Call, Inbound, RpcServer  # noqa: E402
+from pearl.service import recovery, run_loop
+from pearl.service.console import Console  # noqa: E402
+from pearl.service.run_files import RunFiles  # noqa: E402
+from pearl.types.config import Config, ElasticConfig  # noqa: E402
+from pearl.types.messages import control, rollout, training  # noqa: E402
+from pearl.types.trajectory import VersionRun  # noqa: E402
 
 MAX_P99_S = 5e-3
 MAX_LAGS = 2.0
@@ -66,19 +66,19 @@ def moment() -> Moment:
     return Moment(time.monotonic(), time.thread_time())
 
 
-class TimedHub(Hub):
+class TimedHub(RpcServer):
     """Notes when a reclaim came in and when each worker was last told something."""
 
     reclaim_came: Moment
-    last_told: dict[str, Moment] = {}  # noqa: RUF012  one hub a process
+    last_told: dict[str, Moment] = {}  # noqa: RUF012  one server a process
 
     def _deliver(self, item: Inbound) -> None:
-        if isinstance(item, Asked) and isinstance(item.message, control.Preempt):
+        if isinstance(item, Call) and isinstance(item.message, control.Preempt):
             self.reclaim_came = moment()
         super()._deliver(item)
 
-    def tell(self, peer: str, message: msgspec.Struct) -> None:
-        super().tell(peer, message)
+    def notify(self, peer: str, message: msgspec.Struct) -> None:
+        super().notify(peer, message)
         self.last_told[peer] = moment()
 
 
@@ -127,7 +127,7 @@ class PacedRollout(FakeRollout):
         self.progress += 1
         self.sequence, sequence = self.sequence + 1, self.sequence
         with contextlib.suppress(PeerGoneError):  # reclaimed, or the end of the run
-            await self.peer.tell(rollout.Deltas(sequence, tuple(deltas), ()))
+            await self.peer.notify(rollout.Deltas(sequence, tuple(deltas), ()))
 
 
 class PacedTraining(FakeTraining):
@@ -138,7 +138,7 @@ class PacedTraining(FakeTraining):
 
 
 class StandIns:
-    """The part of the session's agent: the stand-ins in a process of their own."""
+    """The part of the run_loop's agent: the stand-ins in a process of their own."""
 
     def __init__(self, words: list[str]) -> None:
         self._words = words
@@ -157,13 +157,13 @@ class StandIns:
     def reported(self, report: control.AgentReport) -> None:
         self._reported.set()
 
-    async def outlive(self) -> str:
+    async def wait_exited(self) -> str:
         assert self._process is not None
         return f"the stand-ins ended with exit code {await self._process.wait()}"
 
     async def end(self, limit_s: float) -> bool:
         async with asyncio.timeout(limit_s):
-            await self.outlive()
+            await self.wait_exited()
         return True
 
 
@@ -188,22 +188,22 @@ class Trial:
         self._config = config
         self._files = RunFiles(run_dir)
         self._files.write_config(config)
-        self._beginning = resuming.begin(config, self._files)
+        self._beginning = recovery.fresh(config, self._files)
         console = Console(io.StringIO(), config.rollout.num_workers)
         agent: Any = StandIns(words)
-        self._session = session.Session(config, RUN_ID, self._files, console, self._beginning, agent)
+        self._session = run_loop.RunLoop(config, RUN_ID, self._files, console, self._beginning, agent)
         self._lags: list[float] = []
 
     def _status(self) -> dict[str, Any]:
         return self._beginning.core.status()
 
     async def run(self, num_reclaims: int) -> Measured:
-        hub = self._session.make_hub()
-        assert isinstance(hub, TimedHub)
+        server = self._session.make_server()
+        assert isinstance(server, TimedHub)
         try:
-            async with hub, asyncio.TaskGroup() as group:
-                running = group.create_task(self._session.run(hub))
-                found = await self._measure(hub, num_reclaims)
+            async with server, asyncio.TaskGroup() as group:
+                running = group.create_task(self._session.run(server))
+                found = await self._measure(server, num_reclaims)
                 self._session.request_stop(15)
                 await running
                 return found
@@ -211,12 +211,12 @@ class Trial:
             self._beginning.journal.close()
             self._files.close()
 
-    async def _measure(self, hub: TimedHub, num_reclaims: int) -> Measured:
+    async def _measure(self, server: TimedHub, num_reclaims: int) -> Measured:
         await self._until(lambda: self._session.is_driving and self._num_serving() > 0)
         hello = control.Hello("admin", 1, 1, "here", os.getpid(), RUN_ID)
         admin = make_peer(
             self._config.runtime,
-            hub.address,
+            server.address,
             hello,
             control.ControlMessage,
             _ignore,
@@ -228,25 +228,25 @@ class Trial:
             await admin.ask(control.Preempt("arrive", count=absent), deadline_s=LIMIT_S)
             await self._until(lambda: self._num_serving() == self._config.rollout.num_workers + absent)
             lag = group.create_task(self._feel())
-            began, cpu_s, tokens = hub.clock.now(), _cpu_s(), self._tokens()
-            latencies = [await self._reclaim(hub, admin) for _ in range(num_reclaims)]
-            seconds = hub.clock.now() - began
+            began, cpu_s, tokens = server.clock.now(), _cpu_s(), self._tokens()
+            latencies = [await self._reclaim(server, admin) for _ in range(num_reclaims)]
+            seconds = server.clock.now() - began
             lag.cancel()
             connection.cancel()
         return Measured(
             latencies, self._lags, (_cpu_s() - cpu_s) / seconds, (self._tokens() - tokens) / seconds
         )
 
-    async def _reclaim(self, hub: TimedHub, admin: Peer) -> Moment:
+    async def _reclaim(self, server: TimedHub, admin: RpcClient) -> Moment:
         """What it took, for a worker amid its requests; then the GPU is there again."""
         await self._until(lambda: all(row["running"] for row in self._status()["workers"]))
         rows = {row["gpus"][0]: row for row in self._status()["workers"]}
         reply = await admin.ask(control.Preempt("reclaim", count=1, grace_s=5.0), deadline_s=LIMIT_S)
         assert isinstance(reply, control.PreemptReply)
         row = rows[reply.gpus[0]]
-        came, peer = hub.reclaim_came, f"rollout.{row['slot']}.{row['incarnation']}"
+        came, peer = server.reclaim_came, f"rollout.{row['slot']}.{row['incarnation']}"
         await self._until(lambda: not self._has(reply.gpus[0]))
-        told = hub.last_told[peer]
+        told = server.last_told[peer]
         await admin.ask(control.Preempt("arrive", reply.gpus), deadline_s=LIMIT_S)
         everybody = self._config.rollout.num_workers + self._config.elastic.preemptible_gpus
         await self._until(lambda: self._num_serving() == everybody)
@@ -313,7 +313,7 @@ def job(num_workers: int, num_requests: int) -> Config:
 
 @contextmanager
 def timed_hub() -> Iterator[None]:
-    with mock.patch.object(session, "Hub", TimedHub):
+    with mock.patch.object(run_loop, "RpcServer", TimedHub):
         yield
 
 

@@ -22,12 +22,12 @@ import psutil
 import uvloop
 
 from pearl.config.loading import load
-from pearl.coordinator.claim import claim
-from pearl.coordinator.console import Console
-from pearl.coordinator.logs import log_to
-from pearl.coordinator.service import Service
-from pearl.runtime import counter
-from pearl.state.config import Config
+from pearl.runtime import mmap_counter
+from pearl.service.console import Console
+from pearl.service.coordinator_process import Service
+from pearl.service.log_file import log_to
+from pearl.service.run_lock import claim
+from pearl.types.config import Config
 
 ROOT = Path(__file__).resolve().parent.parent
 LAG_PERIOD_S = 0.005
@@ -42,7 +42,7 @@ class Sample(msgspec.Struct, frozen=True):
     tokens: int  # made by all workers
 
 
-class Watch:
+class LivenessMonitor:
     """Loop lag and, at both ends of the window, CPU time and tokens; then it ends the run."""
 
     def __init__(self, run_dir: Path, num_workers: int, seconds: float) -> None:
@@ -81,7 +81,7 @@ class Watch:
 
     def _counts(self) -> Iterator[int]:
         for path in (self._run_dir / "logs").glob("rollout.*/tokens"):
-            yield counter.read(path) or 0
+            yield mmap_counter.read(path) or 0
 
     def _sample(self) -> Sample:
         usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -131,13 +131,13 @@ def ideal_tokens_per_s(config: Config, per_worker: int) -> float:
     """All requests always decode together; for each token made, the prompts' share is prefilled."""
     timing = config.emulated
     new = (PROMPT_TOKENS + INPUT_TOKENS * (NUM_TURNS - 1)) / (OUTPUT_TOKENS * NUM_TURNS)
-    pass_s = timing.decode_fixed_seconds + per_worker * (
+    iteration_s = timing.decode_fixed_seconds + per_worker * (
         timing.decode_seconds_per_seq + new * timing.prefill_seconds_per_token
     )
-    return config.rollout.num_workers * per_worker / pass_s
+    return config.rollout.num_workers * per_worker / iteration_s
 
 
-async def coordinate(config: Config, run_dir: Path, run_id: str, watch: Watch) -> None:
+async def coordinate(config: Config, run_dir: Path, run_id: str, watch: LivenessMonitor) -> None:
     console = Console(io.StringIO(), config.rollout.num_workers)
     service = Service(config, run_dir, run_id, console, resume=False, trace=())
     async with asyncio.TaskGroup() as group:
@@ -157,14 +157,14 @@ def main() -> int:
     config = job(options.workers, options.per_worker)
     with tempfile.TemporaryDirectory() as name:
         run_dir = Path(name)
-        watch = Watch(run_dir, options.workers, options.seconds)
+        watch = LivenessMonitor(run_dir, options.workers, options.seconds)
         with claim(run_dir) as run_id, log_to(run_dir / "coordinator.log"):
             uvloop.run(coordinate(config, run_dir, run_id, watch))
     report(config, options.per_worker, watch)
     return 0
 
 
-def report(config: Config, per_worker: int, watch: Watch) -> None:
+def report(config: Config, per_worker: int, watch: LivenessMonitor) -> None:
     first, last = watch.ends
     seconds = last.at_s - first.at_s
     rate, ideal = (last.tokens - first.tokens) / seconds, ideal_tokens_per_s(config, per_worker)

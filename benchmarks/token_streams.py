@@ -1,7 +1,7 @@
 """What 16 token streams of 800 tokens/s each cost the coordinator: its CPU and its loop's lag.
 
-The coordinator is the real one: hub, admission, token store, core, journal, run files. Node agent, environments,
-trainer and rollout workers are emulated in a second process (tests/coordinator/cluster.py) and stream a frame of 16
+The coordinator is the real one: server, ingest, token store, core, journal, run files. Node agent, environments,
+trainer and rollout workers are emulated in a second process (tests/service/cluster.py) and stream a frame of 16
 tokens every 20 ms. The floor in the same run is decoding those frames and nothing else. Two cores, half a minute.
 
     python benchmarks/token_streams.py
@@ -20,17 +20,17 @@ from typing import Any
 import msgspec
 import uvloop
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "coordinator"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "service"))
 
 from cluster import Cluster
 from fakes import RUN_ID, FakeRollout, floats, pack
 
-from pearl.coordinator import resuming
-from pearl.coordinator.console import Console
-from pearl.coordinator.run_files import RunFiles
-from pearl.coordinator.session import Session
 from pearl.runtime.codec import encode
-from pearl.state.config import (
+from pearl.service import recovery
+from pearl.service.console import Console
+from pearl.service.run_files import RunFiles
+from pearl.service.run_loop import RunLoop
+from pearl.types.config import (
     Config,
     DataConfig,
     EnvironmentConfig,
@@ -38,9 +38,9 @@ from pearl.state.config import (
     RunConfig,
     WarmStartConfig,
 )
-from pearl.state.messages import control, rollout
-from pearl.state.trajectory import VersionRun
-from pearl.state.weights import Version
+from pearl.types.messages import control, rollout
+from pearl.types.trajectory import VersionRun
+from pearl.types.weights import Version
 
 NUM_STREAMS = 16
 TOKENS_PER_S = 800
@@ -103,7 +103,7 @@ class RemoteCluster:
     def reported(self, report: control.AgentReport) -> None:
         self._report.set_result(report)
 
-    async def outlive(self) -> str:
+    async def wait_exited(self) -> str:
         assert self._process is not None
         return f"the cluster ended with {await self._process.wait()}"
 
@@ -171,14 +171,14 @@ def decode_floor(seconds: float) -> float:
 async def coordinate(run_dir: Path) -> Sampler:
     files = RunFiles(run_dir)
     files.write_config(CONFIG)
-    beginning = resuming.begin(CONFIG, files)
+    beginning = recovery.fresh(CONFIG, files)
     cluster = RemoteCluster()
     console = Console(io.StringIO(), NUM_STREAMS)
-    session = Session(CONFIG, RUN_ID, files, console, beginning, cluster)  # type: ignore[arg-type]
+    run_loop = RunLoop(CONFIG, RUN_ID, files, console, beginning, cluster)  # type: ignore[arg-type]
     sampler = Sampler(lambda: beginning.core._state.counters.tokens_generated)
-    async with session.make_hub() as hub, asyncio.TaskGroup() as group:
+    async with run_loop.make_server() as server, asyncio.TaskGroup() as group:
         sampling = group.create_task(sampler.run())
-        await session.run(hub)
+        await run_loop.run(server)
         sampling.cancel()
     beginning.journal.close()
     files.close()

@@ -22,10 +22,10 @@ import numpy as np
 import torch
 import xxhash
 
-from pearl.state.weights import Snapshot, Version
-from pearl.workers.links.image import SnapshotStore
-from pearl.workers.links.receiver import Receiver, Transport
-from pearl.workers.links.sender import LinkServer
+from pearl.types.weights import Snapshot, Version
+from pearl.workers.weight_transfer.receiver import Receiver, Transport
+from pearl.workers.weight_transfer.sender import LinkServer
+from pearl.workers.weight_transfer.snapshot_image import SnapshotStore
 
 MAX_RATIO = 2.0
 NUM_TENSORS = 64

@@ -173,7 +173,7 @@ def evaluate(runs: Runs, scale: Scale) -> Figure:
             *orderings(runs, scale),
             "PEARL over ROLL is near the paper's with the smaller model. With the larger one it is "
             "below: its "
-            "prefill is lighter and the fixed part of a pass a larger share, which more workers do not "
+            "prefill is lighter and the fixed part of an iteration a larger share, which more workers do not "
             "divide. Over RLBoost+ it is larger, "
             "since RLBoost+ is weaker here: in strict "
             "batches with each trajectory on one worker, GPUs that come in the middle of a batch are of "

@@ -12,9 +12,9 @@ from typing import NamedTuple
 from benchmarks.paper.figure import Chart, Figure, Module, Scale, Series, Table, estimate, shown
 from benchmarks.paper.runner import HARDWARE, Outcome, Run, Runs, fixed
 from benchmarks.paper.table2 import selected, with_overhead
-from pearl.elastic.decision_engine import MODELS
-from pearl.state.plan import Allocation
-from pearl.state.profile import Profile
+from pearl.core.elastic.decision_engine import MODELS
+from pearl.types.plan import Allocation
+from pearl.types.profile import Profile
 
 SEED_BASE = 10_000
 SELECT, SCORE = SEED_BASE, 2 * SEED_BASE  # seeds of a draw are these plus its number
@@ -204,7 +204,7 @@ def evaluate(runs: Runs, scale: Scale) -> Figure:
             "queues nor prefixes that memory cannot keep; and the longer of prefill and decode stands for both, though "
             "a turn pays one after the other. The survival fluid has queues and a falling load, and turns that are all "
             "alike. The network model has classes of trajectories, with their own turns, tokens and contexts.",
-            "All three use the same fit of the engines' passes, which tells the cost of contexts from that of "
+            "All three use the same fit of the engines' iterations, which tells the cost of contexts from that of "
             "sequences: without it, b came out at a third of what it is, and every model chose too few decode workers.",
             "--full draws 400 workloads with up to 12 workers and batches up to 96.",
         ],

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from pearl.runtime.lifeline import watch_parent
+from pearl.runtime.parent_death import watch_parent
 from pearl.sim import policies
-from pearl.sim.garbage import collected_rarely
 from pearl.sim.job import Job, Result, build, make_job, result_of
-from pearl.state.profile import Profile
+from pearl.sim.relaxed_gc import relaxed_gc
 from pearl.traces import read_trace
+from pearl.types.profile import Profile
 
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
@@ -90,9 +90,9 @@ def key_of(run: Run, job: Job) -> str:
 def perform(job: Job) -> Outcome:
     began = time.process_time()
     simulation = build(job)
-    with collected_rarely():
+    with relaxed_gc():
         finish = simulation.run(job.horizon_s)
-    chosen = {str(line["workers"]): line["target"] for line in simulation.tally.decisions}
+    chosen = {str(line["workers"]): line["target"] for line in simulation.metrics.decisions}
     result = result_of(job, simulation, finish)
     return Outcome(
         result,

@@ -18,11 +18,11 @@ import msgspec
 
 from benchmarks.paper.figure import Chart, Figure, Series, Table
 from benchmarks.paper.runner import HARDWARE, RESULTS, ROOT
-from pearl.elastic.decision_engine import decide
+from pearl.core.elastic.decision_engine import decide
 from pearl.sim.job import Job, build, make_job
-from pearl.state.config import ElasticConfig
-from pearl.state.profile import Profile
-from pearl.state.trace import TraceEvent
+from pearl.types.config import ElasticConfig
+from pearl.types.profile import Profile
+from pearl.types.trace import TraceEvent
 
 SIZES = (32, 128, 512)
 FULL_SIZES = (*SIZES, 2048, 4096)
@@ -81,7 +81,7 @@ def measure(gpus: int) -> Measured:
     peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     profile = simulation.core.profile()
     workers = gpus // 2
-    steps = len(simulation.tally.steps)
+    steps = len(simulation.metrics.steps)
     decision_s = statistics.median(_decision_s(profile, workers) for _ in range(NUM_DECISIONS))
     return Measured(gpus, workers, events, steps, cpu_s, peak_kib / MIB, 1e3 * decision_s)
 

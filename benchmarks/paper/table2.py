@@ -5,11 +5,11 @@ import msgspec
 from benchmarks.paper import published
 from benchmarks.paper.figure import Figure, Module, Scale, Table
 from benchmarks.paper.runner import ROOT, Run, Runs, fixed
-from pearl.elastic.decision_engine import MODELS, decide
-from pearl.elastic.profile_file import read_profile
-from pearl.state.config import ElasticConfig
-from pearl.state.plan import Allocation
-from pearl.state.profile import Profile
+from pearl.core.elastic.decision_engine import MODELS, decide
+from pearl.core.elastic.profile_file import read_profile
+from pearl.types.config import ElasticConfig
+from pearl.types.plan import Allocation
+from pearl.types.profile import Profile
 
 WORKERS = tuple(published.RATIOS)
 FEW = range(2, 8)  # prefill workers tried by default: beyond, a split is far from every optimum

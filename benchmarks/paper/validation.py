@@ -2,7 +2,7 @@
 
     python -m benchmarks.paper.validation [--only emulated,torch] [--tries 2]
 
-Real coordinator and processes. Emulated engine: 16 and 32 workers, whose passes vary by noise that the simulator knows
+Real coordinator and processes. Emulated engine: 16 and 32 workers, whose iterations vary by noise that the simulator knows
 nothing of. Torch engine: two workers, each pinned to a core, the trainer idle while they work (staleness 0). A run's
 trajectories are replayed in the simulator turn by turn, so that only times are judged. Writes validation.json beside
 the other results, and says which errors are beyond their limits (exit code 1). Needs two cores with nothing else to do.
@@ -33,7 +33,7 @@ from live_run import LiveRun, ended  # noqa: E402
 
 LIMIT_S = 400.0  # of one live run
 WARM_UP = 1
-"""Steps that are not compared: workers come up, and their first passes are slow."""
+"""Steps that are not compared: workers come up, and their first iterations are slow."""
 FIT_SEED = 0
 COMMON = ("rollout.start=strict", "elastic.borrow=never", "elastic.inter=false", 'elastic.trace=""')
 
@@ -230,7 +230,7 @@ def figure(results: dict[str, list[Compared]]) -> Figure:
             )
         ],
         remarks=[
-            "The error is of single steps. The emulated engine's passes have lognormal noise of 5 % that the simulator "
+            "The error is of single steps. The emulated engine's iterations have lognormal noise of 5 % that the simulator "
             "does not know; the torch engine's workers share two cores with the coordinator and the environments.",
         ],
     )

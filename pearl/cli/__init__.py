@@ -29,7 +29,7 @@ usage: pearl COMMAND ...
 
 pearl COMMAND --help says more."""
 
-FAILED, ASKED_WRONGLY, INTERRUPTED = 1, 2, 130
+FAILED, EXIT_USAGE, INTERRUPTED = 1, 2, 130
 OF_A_PATH = (errno.EACCES, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EROFS)
 """What is wrong with a file or directory that a person named."""
 
@@ -38,16 +38,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help"):
         print(USAGE)
-        return 0 if words else ASKED_WRONGLY
+        return 0 if words else EXIT_USAGE
     if words[0] == "--version":
         return _version()
     command = COMMANDS.get(words[0])
     if command is None:
-        return _fail(_unknown(words[0]), ASKED_WRONGLY)
+        return _fail(_unknown(words[0]), EXIT_USAGE)
     try:
         return command(words[1:])
     except ValueError as error:  # what a person got wrong; a bug of a running job comes as an ExceptionGroup
-        return _fail(str(error), ASKED_WRONGLY)
+        return _fail(str(error), EXIT_USAGE)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FAILED
     except OSError as error:
         text = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
-        return _fail(text, ASKED_WRONGLY if error.errno in OF_A_PATH else FAILED)
+        return _fail(text, EXIT_USAGE if error.errno in OF_A_PATH else FAILED)
 
 
 def _run(words: Sequence[str]) -> int:
@@ -234,8 +234,8 @@ def _simulate(words: Sequence[str]) -> int:
 
 def _replay(words: Sequence[str]) -> int:
     run_dir = _run_dir_argument("pearl replay", "Check a run's journal against a fresh core.", words)
-    from pearl.coordinator import replay
-    from pearl.runtime.segments import DamagedError
+    from pearl.runtime.wal import DamagedError
+    from pearl.service import replay
 
     try:
         difference = replay.check(run_dir)
@@ -271,7 +271,7 @@ def _run_dir_argument(program: str, description: str, words: Sequence[str]) -> P
 
 
 def _unknown(name: str) -> str:
-    from pearl.config.suggest import nearest
+    from pearl.config.suggestions import nearest
 
     guess = nearest(name, COMMANDS)
     return f'"{name}" is no command; ' + (f"did you mean pearl {guess}?" if guess else "see pearl --help")

@@ -12,11 +12,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from pearl.config import ConfigError
-from pearl.coordinator.processes import LOCAL_HOST
 from pearl.runtime.agent import VIRTUAL_GPU_BYTES, join, make_report
-from pearl.runtime.preemptible import GivenUpError, Terms
-from pearl.state.config import RuntimeConfig
-from pearl.state.messages.control import AgentReport
+from pearl.runtime.preemptible_agent import GivenUpError, JoinOptions
+from pearl.service.processes.process_manager import LOCAL_HOST
+from pearl.types.config import RuntimeConfig
+from pearl.types.messages.control import AgentReport
 
 FAILED = 1
 DESCRIPTION = """\
@@ -35,9 +35,9 @@ def agent(words: Sequence[str]) -> int:
         ConfigError: it was asked wrongly.
     """
     options = _parse(words)
-    terms, report = _terms(options), _report(options)
+    join_options, report = _join_options(options), _report(options)
     try:
-        reason = join(terms, report)
+        reason = join(join_options, report)
     except GivenUpError as error:
         print(f"error: {error}", file=sys.stderr)
         return FAILED
@@ -81,11 +81,11 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def _terms(options: argparse.Namespace) -> Terms:
+def _join_options(options: argparse.Namespace) -> JoinOptions:
     defaults = RuntimeConfig()
     if options.log_dir is not None and options.log_dir.exists() and not options.log_dir.is_dir():
         raise ConfigError(f"--log-dir {options.log_dir}: is a file")
-    return Terms(
+    return JoinOptions(
         address=_address(options.coordinator),
         run_id=options.run_id,
         grace_s=options.grace,

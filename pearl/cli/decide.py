@@ -8,12 +8,12 @@ import msgspec
 
 from pearl.cli.output import wide_console
 from pearl.config import ConfigError
-from pearl.elastic.decision_engine import MODELS, Decision, decide
-from pearl.elastic.landscape import Candidate
-from pearl.elastic.profile_file import read_profile
-from pearl.state.config import ElasticConfig
-from pearl.state.plan import Allocation
-from pearl.state.profile import Profile
+from pearl.core.elastic.candidate_search import Candidate
+from pearl.core.elastic.decision_engine import MODELS, Decision, decide
+from pearl.core.elastic.profile_file import read_profile
+from pearl.types.config import ElasticConfig
+from pearl.types.plan import Allocation
+from pearl.types.profile import Profile
 
 MOST_WORKERS = 100_000
 """More is a typing mistake, and the table would not end."""

@@ -8,16 +8,16 @@ import msgspec
 
 from pearl.runtime.clock import Clock
 from pearl.runtime.errors import RemoteError
-from pearl.state.messages.control import Preempt, PreemptReply
-from pearl.state.trace import TraceEvent
 from pearl.traces import counts
+from pearl.types.messages.control import Preempt, PreemptReply
+from pearl.types.trace import TraceEvent
 
 STEP_PERIOD_S = 0.25
 """How often the run is asked for its step while a trace waits for one; a step takes longer."""
 
 
 class Run(Protocol):
-    """The live run, as ``pearl.cli.asking.Asker`` reaches it."""
+    """The live run, as ``pearl.cli.coordinator_client.CoordinatorClient`` reaches it."""
 
     async def status(self) -> bytes: ...
 

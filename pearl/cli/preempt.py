@@ -5,16 +5,16 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from pearl.cli.asking import Asker, SilentError, converse, pick
+from pearl.cli.coordinator_client import CoordinatorClient, SilentError, select_run, with_client
 from pearl.cli.player import Player, describe, said
 from pearl.runtime.clock import MonotonicClock
 from pearl.runtime.errors import RemoteError
-from pearl.runtime.registry import LiveRun
-from pearl.state.messages.control import Preempt
-from pearl.state.trace import Action
+from pearl.runtime.run_registry import LiveRun
 from pearl.traces import at_most, read_trace
+from pearl.types.messages.control import Preempt
+from pearl.types.trace import Action
 
-FAILED, ASKED_WRONGLY = 1, 2
+FAILED, EXIT_USAGE = 1, 2
 MOST_GRACE_S = 86400.0
 
 
@@ -55,16 +55,16 @@ def preempt(run_dir: Path | None, action: Action, choice: Choice, grace_s: float
         raise ValueError(f"--grace {grace_s:g}: give seconds, from 0 to {MOST_GRACE_S:g}")
     message = Preempt(action, choice.gpus, choice.number, grace_s)
 
-    async def once(asker: Asker) -> int:
+    async def once(client: CoordinatorClient) -> int:
         try:
-            print(said(message, await asker.preempt(message)))
+            print(said(message, await client.preempt(message)))
         except RemoteError as error:
             # What the run can say no to is a mistake of the person; anything else is one of ours.
             wrongly = error.kind == "ValueError"
-            return _fail(f"refused: {error.text if wrongly else error}", ASKED_WRONGLY if wrongly else FAILED)
+            return _fail(f"refused: {error.text if wrongly else error}", EXIT_USAGE if wrongly else FAILED)
         return 0
 
-    run = pick(run_dir, changes_it=True)
+    run = select_run(run_dir, changes_it=True)
     return FAILED if run is None else _talk(run, once)
 
 
@@ -89,7 +89,7 @@ def replay(
         if max_gpus < 1:
             raise ValueError(f"--max-gpus {max_gpus}: give at least 1")
         events = at_most(events, max_gpus)
-    run = pick(run_dir, changes_it=True)
+    run = select_run(run_dir, changes_it=True)
     if run is None:
         return FAILED
     player = Player(events, MonotonicClock())
@@ -103,9 +103,9 @@ def replay(
     return code
 
 
-def _talk(run: LiveRun, talk: Callable[[Asker], Awaitable[int]]) -> int:
+def _talk(run: LiveRun, talk: Callable[[CoordinatorClient], Awaitable[int]]) -> int:
     try:
-        return converse(run, talk)
+        return with_client(run, talk)
     except SilentError as error:
         return _fail(f"{run.run_dir}: {error}", FAILED)
 

@@ -10,12 +10,12 @@ import msgspec
 from pearl import config as settings
 from pearl.cli.output import drop_output
 from pearl.config import ConfigError
-from pearl.coordinator import service
-from pearl.coordinator.service import check_address, load_trace
 from pearl.envs.loader import BUILT_IN, load_environment
-from pearl.state.config import Config, RunConfig
+from pearl.service import coordinator_process
+from pearl.service.coordinator_process import check_address, load_trace
+from pearl.types.config import Config, RunConfig
 
-ASKED_WRONGLY = 2
+EXIT_USAGE = 2
 OF_NO_RUN = {"run_id", "identity.json", "logs", "coordinator.log", "metrics.jsonl", "trajectories.jsonl"}
 """What a run leaves that never began."""
 
@@ -44,8 +44,8 @@ def run(request: Request) -> int:
         print(settings.resolved_toml(config) + would_start(config, run_dir, request.resume))
         return 0
     run_dir = run_dir if request.resume else _claim(run_dir, by_name=request.run_dir is not None)
-    code = service.run(config, run_dir, resume=request.resume)
-    if code != ASKED_WRONGLY:
+    code = coordinator_process.run(config, run_dir, resume=request.resume)
+    if code != EXIT_USAGE:
         try:
             _close(run_dir)
         except BrokenPipeError:  # nobody reads on; the run is none the worse for it
@@ -61,8 +61,8 @@ def _check_environment(config: Config) -> None:
 
 def _close(run_dir: Path) -> None:
     """Say what happened and where the report is, however the run ended."""
-    from pearl.report.closing import closing_lines
     from pearl.report.report import build
+    from pearl.report.terminal_summary import closing_lines
 
     for line in closing_lines(run_dir):
         print(line)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import msgspec
 
-from pearl.cli.asking import Asker, EndedError, SilentError, converse, pick
+from pearl.cli.coordinator_client import CoordinatorClient, EndedError, SilentError, select_run, with_client
 from pearl.cli.output import wide_console
 from pearl.cli.tables import Status, view
-from pearl.runtime.registry import LiveRun
+from pearl.runtime.run_registry import LiveRun
 
 FAILED = 1
 
@@ -19,11 +19,11 @@ def status(run_dir: Path | None, *, as_json: bool, every_s: float | None = None)
 
     With ``every_s`` again and again, until the run ends: in place on a terminal, one after the other elsewhere.
     """
-    run = pick(run_dir)
+    run = select_run(run_dir)
     if run is None:
         return FAILED
     try:
-        return converse(run, lambda asker: _show(run, asker, as_json, every_s))
+        return with_client(run, lambda client: _show(run, client, as_json, every_s))
     except EndedError as error:
         if every_s is None:
             return _fail(run, str(error))
@@ -38,39 +38,39 @@ def _fail(run: LiveRun, problem: str) -> int:
     return FAILED
 
 
-async def _show(run: LiveRun, asker: Asker, as_json: bool, every_s: float | None) -> int:
+async def _show(run: LiveRun, client: CoordinatorClient, as_json: bool, every_s: float | None) -> int:
     if as_json:
-        await _print_json(asker, every_s)
+        await _print_json(client, every_s)
     elif every_s is None or not sys.stdout.isatty():
-        await _print_tables(run, asker, every_s)
+        await _print_tables(run, client, every_s)
     else:
-        await _watch(run, asker, every_s)
+        await _watch(run, client, every_s)
     return 0
 
 
-async def _print_json(asker: Asker, every_s: float | None) -> None:
+async def _print_json(client: CoordinatorClient, every_s: float | None) -> None:
     while True:
-        print((await asker.status()).decode(), flush=True)
+        print((await client.status()).decode(), flush=True)
         if every_s is None:
             return
         await asyncio.sleep(every_s)
 
 
-async def _print_tables(run: LiveRun, asker: Asker, every_s: float | None) -> None:
+async def _print_tables(run: LiveRun, client: CoordinatorClient, every_s: float | None) -> None:
     console = wide_console()
     while True:
-        console.print(view(run, _decode(await asker.status()), console.width), soft_wrap=False)
+        console.print(view(run, _decode(await client.status()), console.width), soft_wrap=False)
         if every_s is None:
             return
         await asyncio.sleep(every_s)
 
 
-async def _watch(run: LiveRun, asker: Asker, every_s: float) -> None:
+async def _watch(run: LiveRun, client: CoordinatorClient, every_s: float) -> None:
     from rich.live import Live
 
     with Live(auto_refresh=False) as live:
         while True:
-            answer = _decode(await asker.status())
+            answer = _decode(await client.status())
             live.update(view(run, answer, live.console.width), refresh=True)
             await asyncio.sleep(every_s)
 

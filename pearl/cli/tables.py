@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pearl.runtime.registry import LiveRun
+from pearl.runtime.run_registry import LiveRun
 
 Status = dict[str, Any]
 COLUMNS = ("worker", "GPU", "role", "zone", "activity", "version", "running")

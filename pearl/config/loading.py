@@ -10,7 +10,7 @@ import tomli_w
 
 from pearl.config.schema import KEYS, ConfigError, Table, accept_none, problems
 from pearl.config.validation import validate
-from pearl.state.config import Config
+from pearl.types.config import Config
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:

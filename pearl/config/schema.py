@@ -1,4 +1,4 @@
-"""Which keys there are and what their values may be, read from the types of ``pearl.state.config``.
+"""Which keys there are and what their values may be, read from the types of ``pearl.types.config``.
 
 ``problems`` names every wrong key and value of a table at once: one start, one list, nothing found by trial.
 """
@@ -9,8 +9,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from pearl.config.suggest import nearest, normal
-from pearl.state.config import Config, Section
+from pearl.config.suggestions import nearest, normal
+from pearl.types.config import Config, Section
 
 Table = dict[str, Any]
 SECTIONS: dict[str, type[Section]] = get_type_hints(Config)

@@ -9,8 +9,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pearl.config.schema import ConfigError, show
-from pearl.config.suggest import nearest
-from pearl.state.config import Config
+from pearl.config.suggestions import nearest
+from pearl.types.config import Config
 
 BUILT_IN_ENVIRONMENTS = ("bugfix", "emulated")
 PROBE_LIMIT_S = 30.0

@@ -11,12 +11,12 @@ import time
 import msgspec
 import numpy as np
 
-from pearl.envs.answers import AnswerCheck, BadAnswerError, Observed
-from pearl.envs.code_thread import CodeError, CodeThread, LimitError
 from pearl.envs.protocol import Environment, EnvironmentSpec, Episode
-from pearl.runtime.limited_log import LimitedLog
-from pearl.state.config import EnvironmentConfig
-from pearl.state.messages.environment import (
+from pearl.envs.response_validator import BadAnswerError, ResponseValidator, ValidatedObservation
+from pearl.envs.sandbox_thread import CodeError, LimitError, SandboxThread
+from pearl.runtime.rate_limited_log import RateLimitedLogger
+from pearl.types.config import EnvironmentConfig
+from pearl.types.messages.environment import (
     CloseEpisode,
     EnvironmentFailure,
     EpisodeFailed,
@@ -61,8 +61,8 @@ class Episodes:
         self,
         environment: Environment,
         spec: EnvironmentSpec,
-        check: AnswerCheck,
-        thread: CodeThread,
+        check: ResponseValidator,
+        thread: SandboxThread,
         limits: EnvironmentConfig,
         max_open: int = MAX_OPEN_EPISODES,
     ) -> None:
@@ -74,7 +74,7 @@ class Episodes:
         self._max_open = max_open
         self._rows: dict[int, OpenRow] = {}
         self._num_opening = 0
-        self._failures = LimitedLog(log)
+        self._failures = RateLimitedLogger(log)
 
     @property
     def num_open(self) -> int:
@@ -174,7 +174,7 @@ class Episodes:
             answer = await self._thread.call(
                 lambda: row.episode.step(ids, truncated), self._limits.step_timeout_s
             )
-            observed: Observed = self._check.observation(answer)
+            observed: ValidatedObservation = self._check.observation(answer)
         except (LimitError, CodeError, BadAnswerError) as error:
             raise _failed_by(error, "step", "environment.step_timeout_s") from error
         seconds = time.monotonic() - began_s

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pearl.envs.protocol import InfrastructureError
 
 
-def added(history: Sequence[int], rendered: Sequence[int]) -> list[int]:
+def appended_ids(history: Sequence[int], rendered: Sequence[int]) -> list[int]:
     """The ids that ``rendered`` has after ``history``, which must be its beginning.
 
     A template that changes what was said before (one that drops earlier thinking, say) would make the model train on

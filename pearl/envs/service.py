@@ -5,13 +5,13 @@ from typing import assert_never
 
 import msgspec
 
-from pearl.envs.answers import AnswerCheck
-from pearl.envs.code_thread import CodeThread
 from pearl.envs.episodes import MAX_OPEN_EPISODES, Episodes
 from pearl.envs.protocol import Environment
-from pearl.state.config import Config
-from pearl.state.messages.control import Heartbeat
-from pearl.state.messages.environment import (
+from pearl.envs.response_validator import ResponseValidator
+from pearl.envs.sandbox_thread import SandboxThread
+from pearl.types.config import Config
+from pearl.types.messages.control import Heartbeat
+from pearl.types.messages.environment import (
     CloseEpisode,
     Demonstrate,
     DemonstrateReply,
@@ -34,9 +34,9 @@ class EnvironmentService:
         self._environment = environment
         self._spec = environment.describe()
         self._config = config
-        self._thread = CodeThread()
+        self._thread = SandboxThread()
         limits = config.environment
-        self._check = AnswerCheck(
+        self._check = ResponseValidator(
             self._spec, config.rollout.max_context_tokens, limits.max_observation_tokens
         )
         self.episodes = Episodes(environment, self._spec, self._check, self._thread, limits, max_open)

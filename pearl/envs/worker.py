@@ -19,10 +19,10 @@ import uvloop
 from pearl.envs.loader import load_environment
 from pearl.envs.protocol import Environment
 from pearl.envs.service import EnvironmentService, Message
-from pearl.runtime.lifeline import watch_parent
-from pearl.runtime.peer import Peer
-from pearl.state.config import Config
-from pearl.state.messages.control import Hello
+from pearl.runtime.parent_death import watch_parent
+from pearl.runtime.rpc_client import RpcClient
+from pearl.types.config import Config
+from pearl.types.messages.control import Hello
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ async def serve(options: argparse.Namespace, config: Config, environment: Enviro
         "environment", options.slot, options.incarnation, socket.gethostname(), os.getpid(), options.run_id
     )
     runtime = config.runtime
-    peer = Peer(
+    peer = RpcClient(
         options.address,
         hello=hello,
         messages=Message,
@@ -81,7 +81,7 @@ async def serve(options: argparse.Namespace, config: Config, environment: Enviro
         await service.stop()
 
 
-async def _until_told(peer: Peer) -> str:
+async def _until_told(peer: RpcClient) -> str:
     """SIGTERM ends it as the coordinator's word would: open episodes release what they hold."""
     told = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)

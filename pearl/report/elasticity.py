@@ -5,7 +5,7 @@ from statistics import mean
 
 from pearl.report.layout import gpus_of
 from pearl.report.page import table
-from pearl.report.reading import Line, RunData
+from pearl.report.run_data import Line, RunData
 
 MAX_DECISIONS = 200
 """The last ones; metrics.jsonl has them all."""

@@ -5,8 +5,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from pearl.report import marks, timeline
-from pearl.report.reading import Line, RunData
+from pearl.report import timeline, timeline_events
+from pearl.report.run_data import Line, RunData
 
 Figure = Any  # plotly ships no types
 
@@ -133,18 +133,18 @@ def workers(run: RunData) -> Figure | None:
     )
 
 
-def _events(run: RunData) -> tuple[tuple[Sequence[marks.Mark], str, str, str], ...]:
+def _events(run: RunData) -> tuple[tuple[Sequence[timeline_events.TimelineEvent], str, str, str], ...]:
     return (
-        (marks.version_changes(run), "new weight version", "line-ns-open", INK),
-        (marks.publications(run), "version published", "diamond-tall", INK),
-        (marks.handoffs(run, "borrow"), "training GPUs lent", "arrow-up", BLUE),
-        (marks.handoffs(run, "return"), "training GPUs returned", "arrow-down", GREEN),
-        (marks.capacity_changes(run, "arrived"), "GPU arrived", "triangle-right", GREEN),
-        (marks.capacity_changes(run, "reclaimed"), "GPU reclaimed", "triangle-left", ORANGE),
-        (marks.capacity_changes(run, "returned"), "GPU given back", "triangle-left-open", ORANGE),
-        (marks.capacity_changes(run, "lost"), "GPU lost", "triangle-left", RED),
-        (marks.stops(run), "stopped", "x-thin-open", GREY),
-        (marks.losses(run), "lost", "x", RED),
+        (timeline_events.version_changes(run), "new weight version", "line-ns-open", INK),
+        (timeline_events.publications(run), "version published", "diamond-tall", INK),
+        (timeline_events.handoffs(run, "borrow"), "training GPUs lent", "arrow-up", BLUE),
+        (timeline_events.handoffs(run, "return"), "training GPUs returned", "arrow-down", GREEN),
+        (timeline_events.capacity_changes(run, "arrived"), "GPU arrived", "triangle-right", GREEN),
+        (timeline_events.capacity_changes(run, "reclaimed"), "GPU reclaimed", "triangle-left", ORANGE),
+        (timeline_events.capacity_changes(run, "returned"), "GPU given back", "triangle-left-open", ORANGE),
+        (timeline_events.capacity_changes(run, "lost"), "GPU lost", "triangle-left", RED),
+        (timeline_events.stops(run), "stopped", "x-thin-open", GREY),
+        (timeline_events.losses(run), "lost", "x", RED),
     )
 
 
@@ -165,7 +165,9 @@ def _state_trace(figure: Figure, bars: Sequence[timeline.Bar], state: str, width
     )
 
 
-def _marks(figure: Figure, happened: Sequence[marks.Mark], name: str, symbol: str, colour: str) -> None:
+def _marks(
+    figure: Figure, happened: Sequence[timeline_events.TimelineEvent], name: str, symbol: str, colour: str
+) -> None:
     if happened:
         figure.add_trace(
             go.Scatter(

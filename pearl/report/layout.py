@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from pearl.report.reading import Line, RunData
+from pearl.report.run_data import Line, RunData
 
 TRAINING = "training"
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from html import escape
 from pathlib import Path
 
-from pearl.report import elasticity, figures, marks
+from pearl.report import elasticity, figures, timeline_events
 from pearl.report.page import page, section, table, tile
-from pearl.report.reading import Line, RunData, read_run
+from pearl.report.run_data import Line, RunData, read_run
 
 PLOT_CONFIG = {"responsive": True, "displaylogo": False, "displayModeBar": False}
 """Dragging zooms and a double click resets: the tool bar would only cover the legends."""
@@ -67,7 +67,7 @@ def headlines(run: RunData) -> list[tuple[str, str]]:
     ages = [line["max_staleness"] for line in steps if line.get("max_staleness") is not None]
     if ages:
         numbers.append(("largest staleness", str(max(ages))))
-    numbers.append(("workers lost", str(run.summary.get("workers_lost", marks.num_lost(run)))))
+    numbers.append(("workers lost", str(run.summary.get("workers_lost", timeline_events.num_lost(run)))))
     return numbers
 
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from pearl.report.layout import by_slot, gpus_of, lay_out
-from pearl.report.reading import Line, RunData
+from pearl.report.run_data import Line, RunData
 
 STATES = {
     "ready": "waiting for weights",
-    "proven": "waiting for the others",
+    "verified": "waiting for the others",
     "serving": "active",
     "gone": "lost",
 }

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 import psutil
 import uvloop
 
-from pearl.runtime import gpus, lifeline
+from pearl.runtime import gpus, parent_death
 from pearl.runtime.node_agent import NodeAgent
-from pearl.runtime.peer import Peer
-from pearl.runtime.preemptible import PreemptibleAgent, Terms
+from pearl.runtime.preemptible_agent import JoinOptions, PreemptibleAgent
+from pearl.runtime.rpc_client import RpcClient
 from pearl.runtime.signals import watch_signals
 from pearl.runtime.subreaper import adopt_orphans
-from pearl.state.config import RuntimeConfig
-from pearl.state.messages.control import AgentReport, ControlMessage, Hello
+from pearl.types.config import RuntimeConfig
+from pearl.types.messages.control import AgentReport, ControlMessage, Hello
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 VIRTUAL_GPU_BYTES = 1 << 30
@@ -31,9 +31,9 @@ log = logging.getLogger(__name__)
 def main(arguments: Sequence[str]) -> None:
     options = parse(arguments)
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
-    if lifeline.PARENT_VARIABLE in os.environ:
+    if parent_death.PARENT_VARIABLE in os.environ:
         # SIGTERM, so that it can still end what was re-parented away from its groups.
-        lifeline.watch_parent(signal.SIGTERM)
+        parent_death.watch_parent(signal.SIGTERM)
     try:
         report = make_report(options.host, options.virtual_gpus, options.virtual_gpu_bytes)
     except ValueError as error:
@@ -61,7 +61,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def join(terms: Terms, report: AgentReport) -> str:
+def join(terms: JoinOptions, report: AgentReport) -> str:
     """Serve as a host that may be taken away; returns why it left. GivenUpError: it was not let in, or not again."""
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
 
@@ -87,7 +87,7 @@ async def serve(options: argparse.Namespace, report: AgentReport) -> str:
     agent = NodeAgent(report, options.lease_s, adopts_orphans=adopt_orphans())
     watch_signals(agent.leave)
     hello = Hello("agent", options.slot, options.incarnation, options.host, os.getpid(), options.run_id)
-    peer = Peer(
+    peer = RpcClient(
         options.address,
         hello=hello,
         messages=ControlMessage,

@@ -1,4 +1,4 @@
-"""Faults between a hub or peer and the other side, for tests and chaos runs: part of the API, off until used.
+"""Faults between a server or peer and the other side, for tests and chaos runs: part of the API, off until used.
 
 Drops lose frames, as no network should; delays and partitions hold them, in order, as a network does for a while.
 """
@@ -26,7 +26,7 @@ class _Link(msgspec.Struct, eq=False):
 
 
 class Faults:
-    """Of one hub or peer. ``peer`` is the other side's name; that of the coordinator is "coordinator"."""
+    """Of one server or peer. ``peer`` is the other side's name; that of the coordinator is "coordinator"."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -53,7 +53,7 @@ class Faults:
         while link.held:
             link.held.popleft()()
 
-    # what the hub and the peer ask
+    # what the server and the peer ask
 
     def is_cut(self, peer: str) -> bool:
         return self.active and self._link(peer).cut
@@ -66,7 +66,7 @@ class Faults:
         self.dropped += 1
         return True
 
-    def arrive(self, peer: str, deliver: Deliver) -> None:
+    def deliver(self, peer: str, deliver: Deliver) -> None:
         """A frame came from the peer; ``deliver`` takes it, now, later or never."""
         link = self._link(peer)
         if self.loses(peer, "in"):

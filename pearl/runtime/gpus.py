@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 import pynvml
 
-from pearl.state.messages.control import Gpu
+from pearl.types.messages.control import Gpu
 
 VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 _HIDES_ALL = ("", "-1", "NoDevFiles")  # the last is Slurm's, for a step without GPUs

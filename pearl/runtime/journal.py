@@ -12,7 +12,7 @@ from typing import Self
 
 import msgspec
 
-from pearl.runtime import segments
+from pearl.runtime import wal
 
 FORMAT = 1
 SEGMENT_BYTES = 64 << 20  # a segment is read whole into memory when replayed
@@ -72,8 +72,8 @@ class Journal:
     ) -> Self:
         """Begin a journal. ValueError when there is one already."""
         directory.mkdir(parents=True, exist_ok=True)
-        segments.remove_drafts(directory)
-        if segments.segment_numbers(directory):
+        wal.remove_drafts(directory)
+        if wal.segment_numbers(directory):
             raise ValueError(
                 f"{directory} already holds a journal: resume that run or choose another run directory"
             )
@@ -85,10 +85,10 @@ class Journal:
     ) -> Self:
         """Go on after ``recover``: cut off a torn tail and open a new segment with ``snapshot``, the state to which
         the recovered entries led."""
-        segments.remove_drafts(directory)
+        wal.remove_drafts(directory)
         newest = recover(directory)
-        number = segments.segment_numbers(directory)[-1]
-        segments.cut_torn_tail(segments.segment_path(directory, number))
+        number = wal.segment_numbers(directory)[-1]
+        wal.cut_torn_tail(wal.segment_path(directory, number))
         first_entry = newest.opening.first_entry + len(newest.entries)
         return cls(directory, number + 1, first_entry, snapshot, segment_bytes, settings)
 
@@ -115,38 +115,38 @@ class Journal:
     def prune(self, keep_snapshots: int) -> int:
         """Delete the segments before the last ``keep_snapshots`` ones; replay then begins there. Returns how many."""
         assert keep_snapshots >= 1
-        old = segments.segment_numbers(self.directory)[:-keep_snapshots]
+        old = wal.segment_numbers(self.directory)[:-keep_snapshots]
         for number in old:
-            segments.segment_path(self.directory, number).unlink()
+            wal.segment_path(self.directory, number).unlink()
         return len(old)
 
     def damage(self) -> str:
         """What is missing on disk of the segments that this life wrote and of those before them; "" = nothing."""
         written = self._closed | {self._writer.path: (self._writer.inode, self._writer.size)}
-        return segments.damage(self.directory, written)
+        return wal.damage(self.directory, written)
 
     def close(self) -> None:
         self._writer.close()
 
-    def _open_segment(self, snapshot: bytes) -> segments.SegmentWriter:
+    def _open_segment(self, snapshot: bytes) -> wal.SegmentWriter:
         opening = Opening(FORMAT, self.num_entries, snapshot, self._settings)
-        return segments.SegmentWriter(segments.segment_path(self.directory, self._number), [_encode(opening)])
+        return wal.SegmentWriter(wal.segment_path(self.directory, self._number), [_encode(opening)])
 
 
 def recover(directory: Path) -> Segment:
     """The newest segment. ValueError when there is no journal, DamagedError when it is damaged."""
-    return _load(segments.segment_path(directory, _numbers(directory)[-1]), may_be_torn=True)
+    return _load(wal.segment_path(directory, _numbers(directory)[-1]), may_be_torn=True)
 
 
 def read(directory: Path) -> Iterator[Segment]:
     """All segments in order, one in memory at a time. Raises as ``recover``."""
     numbers = _numbers(directory)
     for number in numbers:
-        yield _load(segments.segment_path(directory, number), may_be_torn=number == numbers[-1])
+        yield _load(wal.segment_path(directory, number), may_be_torn=number == numbers[-1])
 
 
 def _numbers(directory: Path) -> list[int]:
-    numbers = segments.segment_numbers(directory) if directory.is_dir() else []
+    numbers = wal.segment_numbers(directory) if directory.is_dir() else []
     if not numbers:
         raise ValueError(f"{directory} holds no journal: is it the journal.msgpack of a run directory?")
     return numbers
@@ -154,14 +154,14 @@ def _numbers(directory: Path) -> list[int]:
 
 def _load(path: Path, *, may_be_torn: bool) -> Segment:
     size = path.stat().st_size
-    records = list(segments.read_segment(path, may_be_torn=may_be_torn))
+    records = list(wal.read_segment(path, may_be_torn=may_be_torn))
     if not records:
-        raise segments.DamagedError(f"{path}: the snapshot at offset 0 is cut short")
+        raise wal.DamagedError(f"{path}: the snapshot at offset 0 is cut short")
     try:
         opening = _decode_opening(records[0].payload)
         entries = [_decode_entry(record.payload) for record in records[1:]]
     except msgspec.DecodeError as error:
-        raise segments.DamagedError(f"{path}: not a segment of a journal: {error}") from error
+        raise wal.DamagedError(f"{path}: not a segment of a journal: {error}") from error
     if opening.format != FORMAT:
         raise ValueError(f"{path} has journal format {opening.format}; this version of PEARL reads {FORMAT}")
     return Segment(opening, entries, size - records[-1].end)

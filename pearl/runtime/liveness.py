@@ -8,12 +8,12 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from pearl.state.messages.control import Heartbeat
+from pearl.types.messages.control import Heartbeat
 
 State = Literal["alive", "stuck", "dead"]
 
 
-class Lateness:
+class LoopLag:
     """How much of the time between two looks the looker was asleep."""
 
     def __init__(self, period_s: float, now: float) -> None:
@@ -21,19 +21,19 @@ class Lateness:
         self._looked_at = now
         self._deaf_s = 0.0
 
-    def look(self, now: float, deaf_s: float = 0.0) -> float:
-        """Call every period. ``deaf_s`` is the time, since the start, in which nothing was read though awake.
+    def measure(self, now: float, paused_s: float = 0.0) -> float:
+        """Call every period. ``paused_s`` is the time, since the start, in which nothing was read though awake.
 
         Returns the seconds since the last look that count for nobody; a tenth of a second late is no sleep.
         """
         gap = max(now - self._looked_at, 0.0)
         late = gap - self._period_s
-        asleep = min(max(late if late > 0.1 else 0.0, deaf_s - self._deaf_s), gap)
-        self._looked_at, self._deaf_s = now, deaf_s
+        asleep = min(max(late if late > 0.1 else 0.0, paused_s - self._deaf_s), gap)
+        self._looked_at, self._deaf_s = now, paused_s
         return asleep
 
 
-class Silence:
+class IdleTimer:
     """Seconds without a word from one side, without those in which the listener was asleep."""
 
     def __init__(self, now: float) -> None:
@@ -60,16 +60,16 @@ class Limits(NamedTuple):
     start_timeout_s: float  # not ready for longer = stuck, busy or not
 
 
-class Verdict(NamedTuple):
+class PeerHealth(NamedTuple):
     peer: str
     state: State
     reason: str
 
 
 class _Peer(msgspec.Struct, eq=False):
-    started: Silence
-    word: Silence
-    progress: Silence
+    started: IdleTimer
+    word: IdleTimer
+    progress: IdleTimer
     last: Heartbeat | None = None
     ready: bool = False
 
@@ -79,13 +79,13 @@ class Liveness:
 
     def __init__(self, limits: Limits, now: float) -> None:
         self._limits = limits
-        self._lateness = Lateness(limits.heartbeat_period_s, now)
+        self._loop_lag = LoopLag(limits.heartbeat_period_s, now)
         self._peers: dict[str, _Peer] = {}
         self.asleep_s = 0.0  # how long the judge itself slept, in all
 
     def add(self, peer: str, now: float, *, ready: bool = False) -> None:
         """From now on; unless ``ready``, the limit of a start holds until ``ready()`` is called."""
-        self._peers[peer] = _Peer(Silence(now), Silence(now), Silence(now), ready=ready)
+        self._peers[peer] = _Peer(IdleTimer(now), IdleTimer(now), IdleTimer(now), ready=ready)
 
     def ready(self, peer: str) -> None:
         """It has started: the limit of a start is over."""
@@ -109,35 +109,35 @@ class Liveness:
             known.progress.heard(at)
         known.last = heartbeat
 
-    def judge(self, now: float, deaf_s: float = 0.0) -> list[Verdict]:
-        """Call every heartbeat period; ``deaf_s`` as in ``Hub.deaf_s``. Returns those that are not alive."""
-        asleep_s = self._lateness.look(now, deaf_s)
+    def check(self, now: float, paused_s: float = 0.0) -> list[PeerHealth]:
+        """Call every heartbeat period; ``paused_s`` as in ``RpcServer.paused_s``. Returns those that are not alive."""
+        asleep_s = self._loop_lag.measure(now, paused_s)
         self.asleep_s += asleep_s
         self._excuse(now, asleep_s)
-        verdicts = (self.state(peer, now) for peer in self._peers)
-        return [verdict for verdict in verdicts if verdict.state != "alive"]
+        health = (self.state(peer, now) for peer in self._peers)
+        return [health for health in health if health.state != "alive"]
 
     def _excuse(self, now: float, asleep_s: float) -> None:
         for known in self._peers.values():
             for silence in (known.started, known.word, known.progress):
                 silence.excuse(now, asleep_s)
 
-    def state(self, peer: str, now: float) -> Verdict:
+    def state(self, peer: str, now: float) -> PeerHealth:
         known, limits = self._peers[peer], self._limits
         silent = known.word.seconds(now)
         if silent > limits.heartbeat_timeout_s:
             limit = f"runtime.heartbeat_timeout_s = {limits.heartbeat_timeout_s:g}"
-            return Verdict(peer, "dead", f"silent for {silent:.1f} s, {limit}")
+            return PeerHealth(peer, "dead", f"silent for {silent:.1f} s, {limit}")
         starting = known.started.seconds(now)
         if not known.ready and starting > limits.start_timeout_s:
             doing = f" ({known.last.busy})" if known.last is not None and known.last.busy else ""
             limit = f"runtime.start_timeout_s = {limits.start_timeout_s:g}"
-            return Verdict(peer, "stuck", f"not ready after {starting:.1f} s{doing}, {limit}")
+            return PeerHealth(peer, "stuck", f"not ready after {starting:.1f} s{doing}, {limit}")
         if known.last is None or known.last.busy or not known.last.pending:
-            return Verdict(peer, "alive", "")
+            return PeerHealth(peer, "alive", "")
         still = known.progress.seconds(now)
         if still > limits.progress_timeout_s:
             reason = f"{known.last.pending} pending, no progress for {still:.1f} s"
             limit = f"runtime.progress_timeout_s = {limits.progress_timeout_s:g}"
-            return Verdict(peer, "stuck", f"{reason}, {limit}")
-        return Verdict(peer, "alive", "")
+            return PeerHealth(peer, "stuck", f"{reason}, {limit}")
+        return PeerHealth(peer, "alive", "")

@@ -15,8 +15,8 @@ import msgspec
 
 from pearl.runtime.errors import PeerGoneError, RefusedError, RemoteError
 from pearl.runtime.orphans import Orphans
-from pearl.runtime.process import ProcessGroup
-from pearl.state.messages.control import (
+from pearl.runtime.process_group import ProcessGroup
+from pearl.types.messages.control import (
     COORDINATOR_PLACEHOLDER,
     DIRECTORY_PLACEHOLDER,
     AgentReport,
@@ -64,10 +64,10 @@ class Connection(Protocol):
         """Until told to shut down, dropped, or the coordinator has been silent for the lease; returns which.
         RefusedError when it was never let in."""
 
-    async def tell(self, message: ControlMessage) -> None:
+    async def notify(self, message: ControlMessage) -> None:
         """Waits until it is let in and while the coordinator does not read. PeerGoneError once it has ended."""
 
-    async def ask(self, message: ControlMessage, *, deadline_s: float) -> msgspec.Struct:
+    async def call(self, message: ControlMessage, *, deadline_s: float) -> msgspec.Struct:
         """The answer; TimeoutError, RemoteError or PeerGoneError when there is none."""
 
 
@@ -114,10 +114,10 @@ class NodeAgent:
                     await self._leaving.wait()
                     await self._end_groups()
                 if self._report.preemptible and connection.has_joined:
-                    await self._tell(Leaving(self._reason))
+                    await self._notify(Leaving(self._reason))
                 serving.cancel()
         finally:
-            # Only a bug leaves any here: the groups must not outlive the tasks that it ended.
+            # Only a bug leaves any here: the groups must not wait_exited the tasks that it ended.
             for group in list(self._groups.values()):
                 await group.stop(0)
             await self._orphans.end(())
@@ -169,7 +169,7 @@ class NodeAgent:
     async def _depart(self, grace_s: float, reason: str) -> None:
         try:
             async with asyncio.timeout(grace_s):
-                await self._tell(Notice(grace_s, reason))
+                await self._notify(Notice(grace_s, reason))
                 await self._returned.wait()
         except TimeoutError:
             self.leave(f"{reason}: the grace of {grace_s:g} s is over", kills=True)
@@ -197,10 +197,10 @@ class NodeAgent:
 
     async def _introduce(self, connection: Connection) -> None:
         if not self._report.preemptible:
-            await self._tell(self._report)
+            await self._notify(self._report)
             return
         try:
-            await connection.ask(self._report, deadline_s=self._lease_s)
+            await connection.call(self._report, deadline_s=self._lease_s)
         except RemoteError as error:
             self.leave(error.text, "refused")
         except TimeoutError:
@@ -252,7 +252,7 @@ class NodeAgent:
         group = self._groups.get(request.group)
         if group is None:
             # Its end went unheard, or it never began: whoever asks is told, so as not to wait for it.
-            await self._tell(GroupExited(request.group, None, "does not run here", ""))
+            await self._notify(GroupExited(request.group, None, "does not run here", ""))
             return StopGroupReply(request.group, None, 0)
         num_killed = await group.stop(request.grace_s)
         exit_ = await group.wait()
@@ -264,13 +264,13 @@ class NodeAgent:
         del self._groups[name]
         await self._orphans.end(self._groups.values())
         log.info("group %s is gone: %s", name, exit_.reason)
-        await self._tell(GroupExited(name, exit_.code, exit_.reason, exit_.log_tail, exit_.counter))
+        await self._notify(GroupExited(name, exit_.code, exit_.reason, exit_.log_tail, exit_.counter))
 
-    async def _tell(self, message: AgentReport | GroupExited | Notice | Leaving) -> None:
+    async def _notify(self, message: AgentReport | GroupExited | Notice | Leaving) -> None:
         assert self._connection is not None
         try:
             async with asyncio.timeout(LAST_WORDS_S if self._leaving.is_set() else self._lease_s):
-                await self._connection.tell(message)
+                await self._connection.notify(message)
         except (PeerGoneError, TimeoutError) as error:
             log.debug("%s was not told: %s", type(message).__name__, error)
 

@@ -6,8 +6,8 @@ from contextlib import suppress
 
 import psutil
 
-from pearl.runtime import members
-from pearl.runtime.process import ProcessGroup
+from pearl.runtime import process_markers
+from pearl.runtime.process_group import ProcessGroup
 
 
 class Orphans:
@@ -22,7 +22,7 @@ class Orphans:
         """Kill the orphans; ``groups`` are those that run, with all that is theirs."""
         if not self._is_owner:
             return
-        killed = await members.kill_all(lambda: self._find(groups))
+        killed = await process_markers.kill_all(lambda: self._find(groups))
         if killed.survivors:
             self._stuck.update(self._find(groups))
             self.survivors += killed.survivors
@@ -33,14 +33,14 @@ class Orphans:
         for child in psutil.Process().children():
             if child.pid in subreapers or child.pid in self._stuck or _is_of(child.pid, groups):
                 continue
-            if members.is_living(child):
+            if process_markers.is_living(child):
                 found.append(child.pid)
             elif None not in subreapers:  # else it may be one whose pid is not known yet
                 with suppress(ChildProcessError):
                     os.waitpid(child.pid, os.WNOHANG)
-        return members.with_descendants(found)
+        return process_markers.with_descendants(found)
 
 
 def _is_of(pid: int, groups: Collection[ProcessGroup]) -> bool:
     """Whether it carries the markers of a group that runs: its pid may not be known yet."""
-    return any(members.is_marked(pid, group.run_id, group.spec.group) for group in groups)
+    return any(process_markers.is_marked(pid, group.run_id, group.spec.group) for group in groups)

@@ -1,4 +1,4 @@
-"""``python -m pearl.runtime.subreaper MODULE ARGUMENTS...``: runs ``pearl.runtime.spawn`` in a child and keeps hold of
+"""``python -m pearl.runtime.subreaper MODULE ARGUMENTS...``: runs ``pearl.runtime.child_entrypoint`` in a child and keeps hold of
 all that descends from it. Linux only.
 
 The kernel hands a process whose parent died to its nearest living ancestor that is a subreaper. So whatever a group
@@ -15,8 +15,8 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
-from pearl.runtime import spawn
-from pearl.runtime.lifeline import watch_parent
+from pearl.runtime import child_entrypoint
+from pearl.runtime.parent_death import watch_parent
 
 KILL_LIMIT_S = 5.0
 RETRY_S = 0.002
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> None:
     child = os.fork()
     if child == 0:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        spawn.main(arguments)
+        child_entrypoint.main(arguments)
         return
     _keep(child, parent)
 

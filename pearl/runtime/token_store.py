@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from pearl.runtime import segments
+from pearl.runtime import wal
 from pearl.runtime.trajectory_tokens import (
     ID_BYTES,
     LOGPROB_BYTES,
@@ -18,7 +18,7 @@ from pearl.runtime.trajectory_tokens import (
     TokenKind,
     TrajectoryTokens,
 )
-from pearl.state.trajectory import VersionRun
+from pearl.types.trajectory import VersionRun
 
 SEGMENT_BYTES = 16 << 20  # some minutes of a busy run: small enough to be deleted soon
 BUFFER_BYTES = 4 << 20  # flushed by itself beyond this
@@ -62,12 +62,12 @@ class TokenStore:
         self._buffer: list[_Operation] = []
         self._buffered_bytes = 0
         self._live: dict[int, set[int]] = {}  # segment -> live trajectories with tokens in it, oldest first
-        self._writer: segments.SegmentWriter | None = None
+        self._writer: wal.SegmentWriter | None = None
         self._written: dict[Path, tuple[int, int]] = {}  # inode and size of the closed segments
         self._number = 0
         self.torn_bytes = 0
         directory.mkdir(parents=True, exist_ok=True)
-        segments.remove_drafts(directory)
+        wal.remove_drafts(directory)
         self._load()
 
     def append(
@@ -141,7 +141,7 @@ class TokenStore:
         written = dict(self._written)
         if self._writer is not None:
             written[self._writer.path] = self._writer.inode, self._writer.size
-        return segments.damage(self._directory, written)
+        return wal.damage(self._directory, written)
 
     def close(self) -> None:
         """Flush, and put the last segment on the device. Harmless twice."""
@@ -151,25 +151,23 @@ class TokenStore:
             self._writer = None
 
     def _load(self) -> None:
-        numbers = segments.segment_numbers(self._directory)
+        numbers = wal.segment_numbers(self._directory)
         for number in numbers:
-            path = segments.segment_path(self._directory, number)
+            path = wal.segment_path(self._directory, number)
             if number == numbers[-1]:
-                self.torn_bytes = segments.cut_torn_tail(path)
+                self.torn_bytes = wal.cut_torn_tail(path)
             self._live[number] = set()
             self._number = number
             status = path.stat()
             self._written[path] = status.st_ino, status.st_size
-            for record in segments.read_segment(path, may_be_torn=False):
+            for record in wal.read_segment(path, may_be_torn=False):
                 self._replay(path, record)
 
-    def _replay(self, path: Path, record: segments.Record) -> None:
+    def _replay(self, path: Path, record: wal.Record) -> None:
         try:
             operations = _decode(record.payload)
         except msgspec.DecodeError as error:
-            raise segments.DamagedError(
-                f"{path}: no token record at offset {record.offset}: {error}"
-            ) from error
+            raise wal.DamagedError(f"{path}: no token record at offset {record.offset}: {error}") from error
         for operation in operations:
             self._apply(operation)
         self._note(self._number, operations)
@@ -202,7 +200,7 @@ class TokenStore:
                 for trajectories in self._live.values():
                     trajectories.discard(operation.trajectory)
 
-    def _segment(self) -> segments.SegmentWriter:
+    def _segment(self) -> wal.SegmentWriter:
         """The segment to write to; a new one when there is none yet or it is full."""
         if self._writer is None or self._writer.size >= self._segment_bytes:
             if self._writer is not None:
@@ -210,12 +208,12 @@ class TokenStore:
                 self._writer.close()
             self._number += 1
             self._live[self._number] = set()
-            self._writer = segments.SegmentWriter(segments.segment_path(self._directory, self._number))
+            self._writer = wal.SegmentWriter(wal.segment_path(self._directory, self._number))
         return self._writer
 
     def _delete_dead(self) -> None:
         while (oldest := next(iter(self._live))) != self._number and not self._live[oldest]:
-            path = segments.segment_path(self._directory, oldest)
+            path = wal.segment_path(self._directory, oldest)
             path.unlink(missing_ok=True)
             self._written.pop(path, None)
             del self._live[oldest]

@@ -5,8 +5,8 @@ from typing import Literal
 
 import msgspec
 
-from pearl.state.trajectory import VersionRun
-from pearl.state.weights import Version
+from pearl.types.trajectory import VersionRun
+from pearl.types.weights import Version
 
 TokenKind = Literal["prompt", "generated", "observation"]
 ID_BYTES = 4

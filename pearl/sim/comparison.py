@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from pearl.runtime.lifeline import watch_parent
+from pearl.runtime.parent_death import watch_parent
 from pearl.sim.job import Job, Result, run
 
 T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)

@@ -1,18 +1,18 @@
-"""The sequences that decode together on one worker, counted in passes: each makes one token a pass."""
+"""The sequences that decode together on one worker, counted in iterations: each makes one token an iteration."""
 
 import heapq
 
 from pearl.sim.requests import Sequence
-from pearl.state.ids import AttemptId
+from pearl.types.ids import AttemptId
 
 
 class DecodeBatch:
-    """``context`` is of all its sequences at boundary number ``passes``."""
+    """``context`` is of all its sequences at boundary number ``iterations``."""
 
-    __slots__ = ("_ends", "context", "passes", "sequences")
+    __slots__ = ("_ends", "context", "iterations", "sequences")
 
     def __init__(self) -> None:
-        self.passes = 0
+        self.iterations = 0
         self.context = 0
         self.sequences: dict[AttemptId, Sequence] = {}  # in the order in which they joined
         self._ends: list[
@@ -26,8 +26,8 @@ class DecodeBatch:
         """It has its first token, or its next one after a retraction, at this boundary."""
         request = sequence.request
         sequence.made += 1
-        sequence.joined = self.passes
-        sequence.end = self.passes + request.make_tokens - sequence.made
+        sequence.joined = self.iterations
+        sequence.end = self.iterations + request.make_tokens - sequence.made
         self.sequences[request.attempt] = sequence
         self.context += sequence.context
         heapq.heappush(self._ends, (sequence.end, request.attempt))
@@ -40,15 +40,15 @@ class DecodeBatch:
 
     def made(self, sequence: Sequence) -> int:
         if sequence.request.attempt in self.sequences:
-            return sequence.made + self.passes - sequence.joined
+            return sequence.made + self.iterations - sequence.joined
         return sequence.made
 
-    def advance(self, passes: int) -> None:
-        self.passes += passes
-        self.context += passes * len(self.sequences)
+    def advance(self, iterations: int) -> None:
+        self.iterations += iterations
+        self.context += iterations * len(self.sequences)
 
     def next_end(self) -> int | None:
-        """The boundary at which the next sequence has its last token; at or before ``passes`` it is due."""
+        """The boundary at which the next sequence has its last token; at or before ``iterations`` it is due."""
         ends, sequences = self._ends, self.sequences
         while ends:
             end, attempt = ends[0]
@@ -62,7 +62,7 @@ class DecodeBatch:
         """Those that have their last token by now."""
         ends, sequences = self._ends, self.sequences
         found: list[Sequence] = []
-        while ends and ends[0][0] <= self.passes:
+        while ends and ends[0][0] <= self.iterations:
             end, attempt = heapq.heappop(ends)
             sequence = sequences.get(attempt)
             if sequence is not None and sequence.end == end:

@@ -1,9 +1,9 @@
 """One rollout worker's engine on the virtual clock, request by request and pass by pass.
 
-A pass gives every decoding sequence one token and prefills at most a chunk; it takes A + sum of b(context) + the
-chunk's prefill time, so a prefill steals decode time from all that decode beside it. Between two changes all passes
+An iteration gives every decoding sequence one token and prefills at most a chunk; it takes A + sum of b(context) + the
+chunk's prefill time, so a prefill steals decode time from all that decode beside it. Between two changes all iterations
 are alike but for contexts that grow by a token, so their time has a closed form: the cost here is a turn's, not a
-token's. Everything joins and ends at a pass's boundary, as in a real engine.
+token's. Everything joins and ends at an iteration's boundary, as in a real engine.
 """
 
 from collections.abc import Callable
@@ -13,13 +13,13 @@ from pearl.sim.clock import VirtualClock
 from pearl.sim.decode_batch import DecodeBatch
 from pearl.sim.hardware import WorkerSpeed
 from pearl.sim.iteration_tally import IterationTally
+from pearl.sim.iteration_times import SAME_TIME_S, iterations_seconds, iterations_within
 from pearl.sim.kv_cache import KvCache
-from pearl.sim.passes import SAME_TIME_S, many_passes, whole_passes
 from pearl.sim.prefill_queue import PrefillQueue
 from pearl.sim.requests import Progress, Request, Sequence
-from pearl.state.ids import AttemptId
-from pearl.state.splitmix import splitmix64
-from pearl.state.trajectory import FinishReason
+from pearl.types.ids import AttemptId
+from pearl.types.splitmix import splitmix64
+from pearl.types.trajectory import FinishReason
 
 ADMISSION_RESERVE_TOKENS = 256
 """Room to decode that a sequence must find beside its context to be admitted: about one turn's tokens."""
@@ -44,7 +44,7 @@ class Engine:
         self._batch = DecodeBatch()
         self._queue = PrefillQueue(speed)
         self._life = 0  # of the scheduled boundary; another is void
-        self._wake_passes = 0  # decode passes until it
+        self._wake_iterations = 0  # decode iterations until it
 
     # requests
 
@@ -68,7 +68,7 @@ class Engine:
         return [one for one in ended if one is not None]
 
     def stall(self, seconds: float) -> None:
-        """Stop all passes for that long, then go on."""
+        """Stop all iterations for that long, then go on."""
         self._catch_up()
         self._at = max(self._at, self._clock.now) + seconds
         self._resume()
@@ -90,35 +90,35 @@ class Engine:
     def _all(self) -> list[Sequence]:
         return [*self._batch.sequences.values(), *self._queue.admitted, *self._queue.waiting]
 
-    # passes
+    # iterations
 
-    def _pass_seconds(self) -> tuple[float, float]:
-        """Of the next decode pass, and how much longer each one after it takes."""
+    def _iteration_seconds(self) -> tuple[float, float]:
+        """Of the next decode iteration, and how much longer each one after it takes."""
         batch = self._batch
         count = len(batch.sequences)
         one = self._fixed_s + self._sequence_s * count + self._token_s * batch.context
         return one, self._token_s * count
 
-    def _advance(self, passes: int, seconds: float, prefill: int = 0) -> None:
+    def _advance(self, iterations: int, seconds: float, prefill: int = 0) -> None:
         batch = self._batch
-        self.tally.add(passes, seconds, len(batch.sequences), prefill, batch.context)
+        self.tally.add(iterations, seconds, len(batch.sequences), prefill, batch.context)
         self.busy_seconds += seconds
         self._at += seconds
-        batch.advance(passes)
+        batch.advance(iterations)
 
     def _catch_up(self) -> None:
         """To the last boundary before now. A chunk's pass under way stays under way."""
         elapsed = self._clock.now - self._at
         if not self._batch.sequences or self._queue.chunk or elapsed <= 0:
             return
-        one, growth = self._pass_seconds()
-        passes = whole_passes(elapsed, one, growth)
-        if passes:
-            self._advance(passes, many_passes(passes, one, growth))
+        one, growth = self._iteration_seconds()
+        iterations = iterations_within(elapsed, one, growth)
+        if iterations:
+            self._advance(iterations, iterations_seconds(iterations, one, growth))
 
     def _wake_at_boundary(self) -> None:
         """At the next, or now when this is one."""
-        self._wake_passes = 0
+        self._wake_iterations = 0
         if not self._batch.sequences:
             self._at = max(self._at, self._clock.now)
             self._wake(self._at)
@@ -127,8 +127,8 @@ class Engine:
         if self._at >= self._clock.now - SAME_TIME_S:
             self._wake(self._at)
         else:
-            self._wake_passes = 1
-            self._wake(self._at + self._pass_seconds()[0])
+            self._wake_iterations = 1
+            self._wake(self._at + self._iteration_seconds()[0])
 
     def _wake(self, time: float) -> None:
         self._life += 1
@@ -141,9 +141,9 @@ class Engine:
         queue = self._queue
         if queue.chunk:
             self._end_chunk(ended)
-        elif self._wake_passes:
-            one, growth = self._pass_seconds()
-            self._advance(self._wake_passes, many_passes(self._wake_passes, one, growth))
+        elif self._wake_iterations:
+            one, growth = self._iteration_seconds()
+            self._advance(self._wake_iterations, iterations_seconds(self._wake_iterations, one, growth))
             self._at = self._clock.now
         if due := self._batch.due():
             ended += [self._end(sequence, sequence.request.finish) for sequence in due]
@@ -164,20 +164,20 @@ class Engine:
     def _schedule(self) -> None:
         """The next boundary at which something happens."""
         if self._queue.chunk:
-            self._wake(self._at + self._pass_seconds()[0] + self._queue.chunk_seconds)
+            self._wake(self._at + self._iteration_seconds()[0] + self._queue.chunk_seconds)
             return
         next_end = self._batch.next_end()
         if next_end is None:
             self._life += 1
             return
-        one, growth = self._pass_seconds()
-        passes = next_end - self._batch.passes
+        one, growth = self._iteration_seconds()
+        iterations = next_end - self._batch.iterations
         free = self._capacity - self._running_tokens
         count = len(self._batch.sequences)
-        if passes * count > free:  # memory is full before
-            passes = max(1, min(passes, free // count + 1))
-        self._wake_passes = passes
-        self._wake(self._at + many_passes(passes, one, growth))
+        if iterations * count > free:  # memory is full before
+            iterations = max(1, min(iterations, free // count + 1))
+        self._wake_iterations = iterations
+        self._wake(self._at + iterations_seconds(iterations, one, growth))
 
     def _resume(self) -> None:
         """After something was taken out between boundaries."""
@@ -247,9 +247,9 @@ class Engine:
         queue.fill_chunk()
 
     def _end_chunk(self, ended: list[Progress]) -> None:
-        """The pass is over: whoever is wholly prefilled has its first token and decodes from here on."""
+        """The iteration is over: whoever is wholly prefilled has its first token and decodes from here on."""
         queue = self._queue
-        seconds = self._pass_seconds()[0] + queue.chunk_seconds
+        seconds = self._iteration_seconds()[0] + queue.chunk_seconds
         self._advance(1, seconds, queue.end_chunk())
         self._at = self._clock.now
         while queue.admitted and queue.admitted[0].to_prefill == 0:

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 from pearl.sim.clock import VirtualClock
 from pearl.sim.hardware import Hardware
-from pearl.sim.streams import stream
+from pearl.sim.random_streams import stream
 from pearl.sim.workload import Script, Workload
-from pearl.state import commands, events
-from pearl.state.events import AnyEvent
-from pearl.state.ids import TrajectoryId
+from pearl.types import commands, events
+from pearl.types.events import AnyEvent
+from pearl.types.ids import TrajectoryId
 
 REPLAY_SECONDS_PER_TURN = 0.05
 """Of a lost episode that is brought back: its commands run again without waiting for a model."""

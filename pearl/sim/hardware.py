@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from pearl.config import ConfigError
-from pearl.config.suggest import nearest
+from pearl.config.suggestions import nearest
 
 MAX_BYTES = 1 << 20
 """Of a file; what is larger is no profile."""
@@ -26,12 +26,12 @@ class WorkerSpeed(Section, frozen=True):
     each token it prefills."""
 
     gpus: int
-    decode_fixed_seconds: float  # A, a pass: weights are read once
+    decode_fixed_seconds: float  # A, an iteration: weights are read once
     decode_seconds_per_sequence: float  # b = this + context * the next
     decode_seconds_per_context_token: float
     prefill_seconds_per_token: float  # t_prefill at context c = this + c * the next
     prefill_seconds_per_context_token: float
-    prefill_chunk_tokens: int  # at most so many a pass
+    prefill_chunk_tokens: int  # at most so many an iteration
     kv_capacity_tokens: int
     kv_bytes_per_token: float
     kv_bandwidth_bytes_per_s: float  # out of one worker, between prefill and decode

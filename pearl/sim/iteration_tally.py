@@ -1,10 +1,10 @@
-"""Sums over an engine's passes, as a real engine reports them to the runtime tracker."""
+"""Sums over an engine's iterations, as a real engine reports them to the runtime tracker."""
 
-from pearl.state.profile import IterationSums
+from pearl.types.profile import IterationSums
 
 
 class IterationTally:
-    """Add stretches of like passes; ``take`` gives the sums since the last time."""
+    """Add stretches of like iterations; ``take`` gives the sums since the last time."""
 
     def __init__(self) -> None:
         self._clear()
@@ -17,20 +17,20 @@ class IterationTally:
         self.context = self.context2 = self.seconds_context = 0.0
         self.decoding_context = self.prefill_context = 0.0
 
-    def add(self, passes: int, seconds: float, decoding: int, prefill: int, context: int) -> None:
-        """``seconds`` of all ``passes`` together; ``prefill`` tokens in the one pass that has any; ``context`` of all
-        that decode at the first pass, each longer by a token at every next one: as if all passes had the context of
+    def add(self, iterations: int, seconds: float, decoding: int, prefill: int, context: int) -> None:
+        """``seconds`` of all ``iterations`` together; ``prefill`` tokens in the one iteration that has any; ``context`` of all
+        that decode at the first iteration, each longer by a token at every next one: as if all iterations had the context of
         the middle one."""
-        middle = context + decoding * (passes - 1) / 2
-        self.count += passes
+        middle = context + decoding * (iterations - 1) / 2
+        self.count += iterations
         self.seconds += seconds
-        self.decoding += passes * decoding
-        self.decoding2 += passes * decoding * decoding
+        self.decoding += iterations * decoding
+        self.decoding2 += iterations * decoding * decoding
         self.seconds_decoding += seconds * decoding
-        self.seconds2 += seconds * seconds / passes
-        self.context += passes * middle
-        self.context2 += passes * middle * middle
-        self.decoding_context += passes * decoding * middle
+        self.seconds2 += seconds * seconds / iterations
+        self.context += iterations * middle
+        self.context2 += iterations * middle * middle
+        self.decoding_context += iterations * decoding * middle
         self.seconds_context += seconds * middle
         if prefill:
             self.prefill += prefill

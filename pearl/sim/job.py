@@ -9,14 +9,14 @@ import msgspec
 from pearl import config as settings
 from pearl.config import ConfigError
 from pearl.sim import hardware, policies, workload_files
-from pearl.sim.fitted import fit_run
-from pearl.sim.garbage import collected_rarely
+from pearl.sim.calibration import fit_run
 from pearl.sim.hardware import Hardware
+from pearl.sim.relaxed_gc import relaxed_gc
 from pearl.sim.simulation import Simulation
-from pearl.state import commands
-from pearl.state.config import Config
-from pearl.state.trace import TraceEvent
 from pearl.traces import counts, read_trace
+from pearl.types import commands
+from pearl.types.config import Config
+from pearl.types.trace import TraceEvent
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -152,7 +152,7 @@ def build(job: Job) -> Simulation:
 
 def run(job: Job) -> Result:
     simulation = build(job)
-    with collected_rarely():
+    with relaxed_gc():
         finish = simulation.run(job.horizon_s)
     return result_of(job, simulation, finish)
 
@@ -171,7 +171,7 @@ def result_of(job: Job, simulation: Simulation, finish: commands.Finish) -> Resu
 def _result(
     job: Job, simulation: Simulation, summary: Mapping[str, object], seconds: float, note: str
 ) -> Result:
-    tally, config = simulation.tally, job.config
+    tally, config = simulation.metrics, job.config
     busy, held = simulation.pool.busy_and_held_seconds()
     reserved = config.training.num_ranks + config.rollout.num_workers * config.rollout.gpus_per_worker
     gpu_seconds = reserved * seconds + simulation.preemption.gpu_seconds

@@ -7,7 +7,7 @@ modelled.
 from typing import NamedTuple
 
 from pearl.config import ConfigError
-from pearl.config.suggest import nearest
+from pearl.config.suggestions import nearest
 
 
 class Policy(NamedTuple):

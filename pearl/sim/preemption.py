@@ -6,11 +6,11 @@ The newest to arrive are the first to go, so counts mean whole workers as long a
 from collections.abc import Callable, Sequence
 
 from pearl.sim.clock import VirtualClock
-from pearl.state import commands, events
-from pearl.state.config import Config
-from pearl.state.events import AnyEvent
-from pearl.state.ids import GpuId
-from pearl.state.trace import TraceEvent
+from pearl.types import commands, events
+from pearl.types.config import Config
+from pearl.types.events import AnyEvent
+from pearl.types.ids import GpuId
+from pearl.types.trace import TraceEvent
 
 
 class Preemption:
@@ -59,7 +59,7 @@ class Preemption:
     def _arrive(self, event: TraceEvent) -> None:
         gpus = [GpuId(gpu) for gpu in event.gpus] or self._absent[-event.count :][::-1]
         gpus = [gpu for gpu in gpus if gpu not in self._present]
-        self._judge(event, gpus)
+        self._score(event, gpus)
         self._present.extend(gpus)
         self._absent = [gpu for gpu in self._absent if gpu not in gpus]
         if gpus:
@@ -68,13 +68,13 @@ class Preemption:
     def _reclaim(self, event: TraceEvent) -> None:
         gpus = [GpuId(gpu) for gpu in event.gpus] or self._present[-event.count :][::-1]
         gpus = [gpu for gpu in gpus if gpu in self._present]
-        self._judge(event, gpus)
+        self._score(event, gpus)
         self._present = [gpu for gpu in self._present if gpu not in gpus]
         self._absent.extend(gpus)
         if gpus:
             self._post(events.GpusReclaimed(tuple(gpus), event.grace_s, "the trace"))
 
-    def _judge(self, event: TraceEvent, gpus: list[GpuId]) -> None:
+    def _score(self, event: TraceEvent, gpus: list[GpuId]) -> None:
         missing = (len(event.gpus) or event.count) - len(gpus)
         if missing:
             which = f" of {', '.join(event.gpus)}" if event.gpus else ""

@@ -4,7 +4,7 @@ from collections import deque
 
 from pearl.sim.hardware import WorkerSpeed
 from pearl.sim.requests import Sequence
-from pearl.state.ids import AttemptId
+from pearl.types.ids import AttemptId
 
 
 class PrefillQueue:
@@ -64,7 +64,7 @@ class PrefillQueue:
         return None
 
     def take_out(self, sequence: Sequence) -> bool:
-        """Returns whether it was admitted. A pass that computes it goes on without it, for no less time."""
+        """Returns whether it was admitted. An iteration that computes it goes on without it, for no less time."""
         if sequence not in self.admitted:
             self.waiting.remove(sequence)
             return False

@@ -2,8 +2,8 @@
 
 from typing import Literal, NamedTuple
 
-from pearl.state.ids import AttemptId
-from pearl.state.trajectory import FinishReason
+from pearl.types.ids import AttemptId
+from pearl.types.trajectory import FinishReason
 
 Part = Literal["whole", "prefill", "decode"]
 """How much of a turn is this worker's. A decode part comes with its keys, values and first token; a prefill part

@@ -7,20 +7,20 @@ from pearl.sim.engine import Engine
 from pearl.sim.environments import Environments
 from pearl.sim.hardware import Hardware
 from pearl.sim.pairs import Pairs
+from pearl.sim.random_streams import stream
 from pearl.sim.requests import Progress, Request
-from pearl.sim.streams import stream
 from pearl.sim.training_world import checksum
 from pearl.sim.transfers import SharedLink
-from pearl.state import commands, events
-from pearl.state.events import AnyEvent
-from pearl.state.ids import GpuId, Incarnation, Slot, TrajectoryId
-from pearl.state.trajectory import TokenDelta, VersionRun
-from pearl.state.weights import UpdateMode, Version
+from pearl.types import commands, events
+from pearl.types.events import AnyEvent
+from pearl.types.ids import GpuId, Incarnation, Slot, TrajectoryId
+from pearl.types.trajectory import TokenDelta, VersionRun
+from pearl.types.weights import UpdateMode, Version
 
 FRAME_SECONDS = 0.02
 """What a worker made since its last frame is lost with it."""
 TALLY_PERIOD_S = 5.0
-"""How often frames carry sums over passes: a real frame's would come every 20 ms and say no more."""
+"""How often frames carry sums over iterations: a real frame's would come every 20 ms and say no more."""
 
 
 class Worker:
@@ -240,7 +240,7 @@ class RolloutPool:
             worker.engine.cache.flush()
             seconds = self._clock.now - began_s
             self._post(
-                events.WeightsProven(
+                events.WeightsVerified(
                     command.op, worker.slot, worker.incarnation, version, checksum(version), seconds
                 )
             )

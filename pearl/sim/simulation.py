@@ -7,20 +7,20 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pearl.coordinator.core import Coordinator
+from pearl.core.coordinator import Coordinator
 from pearl.sim.clock import VirtualClock
 from pearl.sim.environments import Environments
 from pearl.sim.hardware import Hardware
+from pearl.sim.metrics_collector import MetricsCollector
 from pearl.sim.preemption import Preemption
 from pearl.sim.rollout_pool import RolloutPool
-from pearl.sim.tally import Tally
 from pearl.sim.training_world import TrainingWorld
 from pearl.sim.workload import Workload
-from pearl.state import commands, events
-from pearl.state.commands import AnyCommand
-from pearl.state.config import Config
-from pearl.state.events import AnyEvent
-from pearl.state.trace import TraceEvent
+from pearl.types import commands, events
+from pearl.types.commands import AnyCommand
+from pearl.types.config import Config
+from pearl.types.events import AnyEvent
+from pearl.types.trace import TraceEvent
 
 Sink = Callable[[float, AnyEvent, list[AnyCommand]], None]
 """Takes what a journal holds: (now, event, commands)."""
@@ -40,7 +40,7 @@ class Simulation:
     ) -> None:
         self.clock = clock = VirtualClock()
         self.core = Coordinator(config)
-        self.tally = Tally()
+        self.metrics = MetricsCollector()
         self.finish: commands.Finish | None = None
         self._sink = sink
         self._pending: deque[AnyEvent] = deque()
@@ -136,7 +136,7 @@ class Simulation:
         }
 
     def _report(self, command: commands.Report) -> None:
-        self.tally.add(command.kind, command.values)
+        self.metrics.add(command.kind, command.values)
         if command.kind == "step":
             self.preemption.on_step(int(command.values["step"] or 0) + 1)
 

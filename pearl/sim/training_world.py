@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 from pearl.sim.clock import VirtualClock
 from pearl.sim.hardware import Hardware
-from pearl.state import commands, events
-from pearl.state.events import AnyEvent
-from pearl.state.ids import Incarnation
-from pearl.state.weights import Version
+from pearl.types import commands, events
+from pearl.types.events import AnyEvent
+from pearl.types.ids import Incarnation
+from pearl.types.weights import Version
 
 
 def checksum(version: Version) -> str:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from pearl.sim.streams import lognormal_mean_one, stream
+from pearl.sim.random_streams import lognormal_mean_one, stream
 
 
 class ScriptedTurn(msgspec.Struct, frozen=True, array_like=True):

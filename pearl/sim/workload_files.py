@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from pearl.config import ConfigError
-from pearl.config.suggest import nearest
-from pearl.elastic.profile_file import read_profile
+from pearl.config.suggestions import nearest
+from pearl.core.elastic.profile_file import read_profile
 from pearl.sim.workload import (
     EnvLatency,
     Jitter,

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from pearl.state.trace import Action, TraceEvent
 from pearl.traces.source import Order, TraceLine, shown
+from pearl.types.trace import Action, TraceEvent
 
 ACTIONS: dict[str, Action] = {"add": "arrive", "remove": "reclaim"}
 EXAMPLE = '"480000,add,node1"'

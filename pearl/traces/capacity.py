@@ -5,7 +5,7 @@ from itertools import accumulate
 
 from msgspec.structs import replace
 
-from pearl.state.trace import TraceEvent
+from pearl.types.trace import TraceEvent
 
 
 def counts(events: Sequence[TraceEvent]) -> list[tuple[float, int]]:

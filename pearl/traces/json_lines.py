@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from pearl.state.trace import Action, TraceEvent
 from pearl.traces.source import MAX_COUNT, Order, TraceLine, shown
+from pearl.types.trace import Action, TraceEvent
 
 EXAMPLE = '{"time_s": 10, "arrive": 2}'
 Gpus = int | list[str]

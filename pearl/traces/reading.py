@@ -6,9 +6,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from pearl.state.trace import TraceEvent
 from pearl.traces import bamboo, json_lines, segments
 from pearl.traces.source import TraceLine, read_lines, shown
+from pearl.types.trace import TraceEvent
 
 FORMATS = f"""\
 event files: {bamboo.EXAMPLE}

@@ -4,8 +4,8 @@ then on, the first one how many the trace begins with. Other columns are for peo
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pearl.state.trace import Action, TraceEvent
 from pearl.traces.source import Order, TraceLine, shown
+from pearl.types.trace import Action, TraceEvent
 
 TIME = "t_s"
 COUNTS = ("preemptible_gpus", "gpus")

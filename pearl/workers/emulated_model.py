@@ -6,8 +6,8 @@ Trainer and engines make, check and prove them as they would a real model's. Imp
 import numpy as np
 import xxhash
 
-from pearl.runtime.draws import bits, counter_bits
-from pearl.state.weights import BucketSpec, Snapshot, SnapshotSource, TensorSpec, Version
+from pearl.runtime.counter_rng import bits, counter_bits
+from pearl.types.weights import BucketSpec, Snapshot, SnapshotSource, TensorSpec, Version
 
 _SHAPE = (32, 32)
 _TENSOR_BYTES = 4 * _SHAPE[0] * _SHAPE[1]

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from pearl.state.config import ModelConfig
+from pearl.types.config import ModelConfig
 
 TINY_MODEL = "tiny-qwen3"
 TINY_MAX_POSITIONS = 32768  # rotary positions are computed, not stored: a high limit costs nothing

@@ -23,7 +23,7 @@ from benchmarks.paper.figure import (
 from benchmarks.paper.published import RATIOS
 from benchmarks.paper.runner import ROOT, Line, Outcome, Run, Runs, fixed, key_of, load, run_missing
 from benchmarks.paper.table2 import selected
-from pearl.elastic.profile_file import read_profile
+from pearl.core.elastic.profile_file import read_profile
 from pearl.sim.job import Job, Result, StepLine
 
 

@@ -1,4 +1,4 @@
-"""A hub on its own loop and thread that is registered as a live run and answers as a coordinator does."""
+"""A server on its own loop and thread that is registered as a live run and answers as a coordinator does."""
 
 import asyncio
 import json
@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pearl.runtime import registry
+from pearl.runtime import run_registry
 from pearl.runtime.clock import MonotonicClock
-from pearl.runtime.hub import Asked, Hub
-from pearl.state.messages.control import (
+from pearl.runtime.rpc_server import Call, RpcServer
+from pearl.types.messages.control import (
     ControlMessage,
     Preempt,
     PreemptReply,
@@ -57,7 +57,7 @@ class LiveCoordinator:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        hub = Hub(
+        server = RpcServer(
             "tcp://127.0.0.1:0",
             run_id=self._run_id,
             messages=ControlMessage,
@@ -65,24 +65,24 @@ class LiveCoordinator:
             max_frame_bytes=1 << 20,
             clock=MonotonicClock(),
         )
-        async with hub:
-            run = registry.register(self._run_dir, hub.address, self._run_id, os.getpid())
+        async with server:
+            run = run_registry.register(self._run_dir, server.address, self._run_id, os.getpid())
             async with asyncio.TaskGroup() as tasks:
-                answering = tasks.create_task(self._answer(hub), name="answer")
+                answering = tasks.create_task(self._answer(server), name="answer")
                 self._ready.set()
                 await self._stop.wait()
                 answering.cancel()
-            registry.unregister(run)
-            for peer in hub.peers():
-                hub.tell(peer, Shutdown("the run is over"))
+            run_registry.unregister(run)
+            for peer in server.peers():
+                server.notify(peer, Shutdown("the run is over"))
 
-    async def _answer(self, hub: Hub) -> None:
+    async def _answer(self, server: RpcServer) -> None:
         while True:
-            match await hub.receive():
-                case Asked(_, StatusRequest(), reply, _) if self._status is not None:
+            match await server.receive():
+                case Call(_, StatusRequest(), reply, _) if self._status is not None:
                     self.num_asked += 1
                     reply(StatusReply(json.dumps(self._status()).encode()))
-                case Asked(_, Preempt() as message, reply, fail):
+                case Call(_, Preempt() as message, reply, fail):
                     if any(gpu.startswith("no") for gpu in message.gpus):
                         fail(ValueError(f"{message.gpus[0]} is no GPU of this run"))
                         continue

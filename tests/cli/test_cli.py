@@ -12,8 +12,8 @@ import pytest
 
 from pearl.cli import main, run
 from pearl.config import ConfigError, resolved_toml
-from pearl.report.closing import closing_lines
-from pearl.state.config import Config
+from pearl.report.terminal_summary import closing_lines
+from pearl.types.config import Config
 
 
 @pytest.fixture

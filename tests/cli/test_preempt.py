@@ -1,4 +1,4 @@
-"""``pearl preempt`` against a hub that answers as the coordinator does; the player of traces on a clock of ours."""
+"""``pearl preempt`` against a server that answers as the coordinator does; the player of traces on a clock of ours."""
 
 import json
 import signal
@@ -11,12 +11,12 @@ import msgspec
 import pytest
 from live_coordinator import LiveCoordinator
 
-from pearl.cli import asking, main
+from pearl.cli import coordinator_client, main
 from pearl.cli.player import Player
-from pearl.runtime import registry
+from pearl.runtime import run_registry
 from pearl.runtime.errors import RemoteError
-from pearl.state.messages.control import Preempt, PreemptReply
-from pearl.state.trace import TraceEvent
+from pearl.types.messages.control import Preempt, PreemptReply
+from pearl.types.trace import TraceEvent
 
 
 @pytest.fixture
@@ -54,9 +54,9 @@ def test_of_several_live_runs_one_has_to_be_named(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with LiveCoordinator(run_dir, dict) as coordinator:
-        (run,) = registry.live_runs()
+        (run,) = run_registry.live_runs()
         monkeypatch.setattr(
-            registry, "live_runs", lambda: [run, msgspec.structs.replace(run, run_dir="/other")]
+            run_registry, "live_runs", lambda: [run, msgspec.structs.replace(run, run_dir="/other")]
         )
         assert main(["preempt", "reclaim", "--gpus", "1"]) == 2
         assert f"say which one with --run-dir: {run_dir}, /other" in capsys.readouterr().err
@@ -76,7 +76,7 @@ def test_no_run_and_a_silent_one_are_exit_1(
     assert "no live run" in capsys.readouterr().err
     assert main(["preempt", "replay", trace(tmp_path, {"time_s": 0, "arrive": 1})]) == 1
     assert "no live run" in capsys.readouterr().err
-    monkeypatch.setattr(asking, "DEADLINE_S", 0.3)
+    monkeypatch.setattr(coordinator_client, "DEADLINE_S", 0.3)
     with LiveCoordinator(run_dir, None):
         assert main(["preempt", "replay", trace(tmp_path, {"time_s": 0, "arrive": 1})]) == 1
     assert "no answer from tcp://" in capsys.readouterr().err

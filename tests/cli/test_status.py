@@ -1,4 +1,4 @@
-"""``pearl status`` against a hub that answers as the coordinator does, one that is silent, and none."""
+"""``pearl status`` against a server that answers as the coordinator does, one that is silent, and none."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from live_coordinator import LiveCoordinator
 
-from pearl.cli import asking, main
+from pearl.cli import coordinator_client, main
 from pearl.cli.tables import gpu_names
 
 ANSWER: dict[str, Any] = {
@@ -132,7 +132,7 @@ def test_watch_refuses_what_is_no_time(seconds: str, capsys: pytest.CaptureFixtu
 def test_a_silent_coordinator_is_given_up(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(asking, "DEADLINE_S", 0.3)
+    monkeypatch.setattr(coordinator_client, "DEADLINE_S", 0.3)
     with LiveCoordinator(run_dir, None):
         assert main(["status"]) == 1
     assert "no answer from tcp://127.0.0.1:" in capsys.readouterr().err

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pearl.config import ConfigError, load, resolved_json, resolved_toml
-from pearl.state.config import Config
+from pearl.types.config import Config
 
 CONFIGS = Path(__file__).parents[2] / "launch" / "configs"
 

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 from live_run import ROOT, LiveRun
 
-from pearl.runtime import registry
+from pearl.runtime import run_registry
 
 ELASTIC: dict[str, Any] = {
     "run__num_steps": 5000,  # as long as it takes, not as many steps: machines differ
@@ -76,10 +76,10 @@ def is_lent(run: LiveRun) -> bool:
 
 
 def address_of(run: LiveRun) -> str:
-    def find() -> registry.LiveRun | None:
-        return registry.find(run.run_dir)
+    def find() -> run_registry.LiveRun | None:
+        return run_registry.find(run.run_dir)
 
-    found: registry.LiveRun = run.wait_for("the coordinator's address", find)
+    found: run_registry.LiveRun = run.wait_for("the coordinator's address", find)
     return found.address
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 from checker import check
 
-from pearl.runtime import members
+from pearl.runtime import process_markers
 
 ROOT = Path(__file__).parent.parent.parent
 START_LIMIT_S = 180.0  # of a whole run on two busy cores
@@ -101,8 +101,8 @@ class LiveRun:
                 environment = process.environ()
             except psutil.Error:
                 continue
-            mine = environment.get(members.RUN_VARIABLE) == self.run_id()
-            if mine and environment.get(members.GROUP_VARIABLE, "").startswith(group):
+            mine = environment.get(process_markers.RUN_VARIABLE) == self.run_id()
+            if mine and environment.get(process_markers.GROUP_VARIABLE, "").startswith(group):
                 found.append(process)
         return found
 

@@ -16,17 +16,17 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pearl.coordinator.seeds import trajectory_seed
 from pearl.envs.loader import load_environment
 from pearl.envs.protocol import Environment
-from pearl.state.config import Config
-from pearl.state.ids import TrajectoryId
-from pearl.state.messages.training import Demonstration, Sample
+from pearl.service.trajectory_seeds import trajectory_seed
+from pearl.types.config import Config
+from pearl.types.ids import TrajectoryId
+from pearl.types.messages.training import Demonstration, Sample
 from pearl.workers.model import build_model
 from pearl.workers.rollout.torch_engine.sampler import counter_uniform
 from pearl.workers.training import fsdp
 from pearl.workers.training.checkpoint import CheckpointStore
-from pearl.workers.training.commands import Progress
+from pearl.workers.training.rank_commands import Progress
 from pearl.workers.training.trainer import Trainer
 
 
@@ -93,7 +93,7 @@ def run(config: Config, directory: Path) -> list[float]:
     model = build_model(config.model, vocabulary, config.run.seed)
     losses = []
     for step in range(config.run.num_steps):
-        weights = {name: fsdp.whole(tensor).clone() for name, tensor in trainer.policy.tensors()}
+        weights = {name: fsdp.full_tensor(tensor).clone() for name, tensor in trainer.policy.tensors()}
         model.load_state_dict(weights, strict=False)
         first = step * config.data.batch_size
         samples = [

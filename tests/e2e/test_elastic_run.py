@@ -100,7 +100,7 @@ def gone(run: LiveRun) -> list[dict[str, object]]:
 
 @pytest.mark.slow
 def test_ws_11_a_receiver_stops_amid_a_push(tmp_path: Path) -> None:
-    """The trainer is free within the deadline, the other worker has one whole version, the next push passes."""
+    """The trainer is free within the deadline, the other worker has one whole version, the next push iterations."""
     settings = {
         **ELASTIC,
         "elastic__borrow": "never",

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from pearl.envs.history import added
+from pearl.envs.history import appended_ids
 from pearl.envs.protocol import EnvironmentSpec, InfrastructureError, Observation, Split
 
 GOOD, RAISES, HANGS, FLOODS, FOREIGN_ID, NO_INTEGERS, NOT_FINITE, REWRITES = range(8)
@@ -59,7 +59,7 @@ class OddEpisode:
             case 5:  # NO_INTEGERS
                 return [5, "x" * 1_000_000]
             case 7:  # REWRITES
-                return added([*self._history, *action], self._rendered(action))
+                return appended_ids([*self._history, *action], self._rendered(action))
             case 9:  # RAW_BYTES
                 return list(TOOL_OUTPUT)
             case 16:  # OTHER_REPLAY

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pearl.envs.bugfix import BugfixEnvironment, actions, tokenizer
 from pearl.envs.bugfix.episode import Repair
-from pearl.envs.bugfix.expert import Habit, demonstrate
+from pearl.envs.bugfix.expert import ExpertMix, demonstrate
 from pearl.envs.bugfix.task import NUM_EVALUATION_TASKS, Shape, Task, make_task, split_of
 from pearl.envs.bugfix.tokenizer import decode, encode
 
@@ -180,16 +180,16 @@ def test_the_description_matches_the_tokenizer() -> None:
 
 
 def test_an_expert_that_looks_always_repairs_it() -> None:
-    assert all(demonstrate(SHAPE, Habit(1.0, 1.0), 0, index)[2] == 1.0 for index in range(200))
+    assert all(demonstrate(SHAPE, ExpertMix(1.0, 1.0), 0, index)[2] == 1.0 for index in range(200))
 
 
 def test_an_expert_that_does_not_look_guesses() -> None:
-    rewards = [demonstrate(SHAPE, Habit(0.0, 1.0), 0, index)[2] for index in range(900)]
+    rewards = [demonstrate(SHAPE, ExpertMix(0.0, 1.0), 0, index)[2] for index in range(900)]
     assert 60 < sum(rewards) < 140  # a ninth of them are right
 
 
 def test_looking_has_little_weight_and_what_is_read_has_none() -> None:
-    ids, weights, _ = demonstrate(SHAPE, Habit(1.0, 0.25), 0, 0)
+    ids, weights, _ = demonstrate(SHAPE, ExpertMix(1.0, 0.25), 0, 0)
     text = decode(ids).split()
     assert len(ids) == len(weights)
     view = text.index("VIEW")

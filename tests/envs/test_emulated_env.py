@@ -12,7 +12,7 @@ from pearl.envs.emulated import EmulatedEnvironment
 from pearl.envs.emulated.environment import MAX_TOKENS
 from pearl.envs.loader import load_environment
 from pearl.envs.protocol import Observation
-from pearl.state import emulated
+from pearl.types import emulated_tokens
 
 RECORDED = "launch/workloads/swebench_verified_turns.json.gz"
 
@@ -32,8 +32,8 @@ def make(slept: Slept | None = None, **options: Any) -> EmulatedEnvironment:
 
 
 def said(seed: int, count: int = 20) -> list[int]:
-    ids = np.random.default_rng(seed).integers(2, emulated.LENGTH_BASE, count)
-    return [*ids.tolist(), emulated.STOP_ID]
+    ids = np.random.default_rng(seed).integers(2, emulated_tokens.LENGTH_BASE, count)
+    return [*ids.tolist(), emulated_tokens.STOP_ID]
 
 
 async def play(
@@ -73,9 +73,12 @@ async def test_ids_are_content_and_the_last_asks_for_a_length() -> None:
     for task in range(200):
         prompt, seen = await play(environment, task, 1)
         for ids in [prompt] + [observation.ids for observation in seen[:-1]]:
-            assert all(emulated.FIRST_CONTENT_ID <= number < emulated.LENGTH_BASE for number in ids[:-1])
-            assert emulated.LENGTH_BASE < ids[-1] < size
-            asked.append(ids[-1] - emulated.LENGTH_BASE)
+            assert all(
+                emulated_tokens.FIRST_CONTENT_ID <= number < emulated_tokens.LENGTH_BASE
+                for number in ids[:-1]
+            )
+            assert emulated_tokens.LENGTH_BASE < ids[-1] < size
+            asked.append(ids[-1] - emulated_tokens.LENGTH_BASE)
     assert np.mean(asked) == pytest.approx(50, rel=0.05)
     assert np.std(np.log(asked)) == pytest.approx(0.3, rel=0.1)
 

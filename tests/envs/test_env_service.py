@@ -8,12 +8,12 @@ import numpy as np
 import odd_environments as odd
 import pytest
 
-from pearl.envs import code_thread
-from pearl.envs.answers import BadAnswerError
-from pearl.envs.code_thread import CodeError
+from pearl.envs import sandbox_thread
+from pearl.envs.response_validator import BadAnswerError
+from pearl.envs.sandbox_thread import CodeError
 from pearl.envs.service import EnvironmentService
-from pearl.state.config import Config, EnvironmentConfig, RolloutConfig
-from pearl.state.messages.environment import (
+from pearl.types.config import Config, EnvironmentConfig, RolloutConfig
+from pearl.types.messages.environment import (
     CloseEpisode,
     Demonstrate,
     DemonstrateReply,
@@ -209,7 +209,7 @@ async def test_st_05_an_environment_that_never_answers_is_a_timeout(bench: Bench
 
 
 async def test_st_05_one_that_cannot_be_cancelled_is_a_timeout_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code_thread, "BLOCKED_GRACE_S", 0.05)
+    monkeypatch.setattr(sandbox_thread, "BLOCKED_GRACE_S", 0.05)
     bench = Bench(odd.OddEnvironment())
     bench.service.start()
     try:

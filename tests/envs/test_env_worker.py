@@ -1,4 +1,4 @@
-"""The environment worker as a real process, spoken to through a real hub."""
+"""The environment worker as a real process, spoken to through a real server."""
 
 import asyncio
 import subprocess
@@ -14,10 +14,10 @@ import pytest
 
 from pearl.envs.bugfix.tokenizer import decode, encode
 from pearl.runtime.clock import MonotonicClock
-from pearl.runtime.hub import Hub, Inbound, Joined, RemoteError, Told
-from pearl.state.config import Config, EnvironmentConfig
-from pearl.state.messages.control import ControlMessage, Heartbeat, Shutdown
-from pearl.state.messages.environment import (
+from pearl.runtime.rpc_server import Inbound, Notification, PeerJoined, RemoteError, RpcServer
+from pearl.types.config import Config, EnvironmentConfig
+from pearl.types.messages.control import ControlMessage, Heartbeat, Shutdown
+from pearl.types.messages.environment import (
     CloseEpisode,
     Demonstrate,
     DemonstrateReply,
@@ -37,8 +37,8 @@ RUN_ID = "test-environment-worker"
 
 
 @pytest.fixture
-async def hub() -> AsyncIterator[Hub]:
-    hub = Hub(
+async def server() -> AsyncIterator[RpcServer]:
+    server = RpcServer(
         "tcp://127.0.0.1:0",
         run_id=RUN_ID,
         messages=ControlMessage | EnvironmentMessage,
@@ -46,8 +46,8 @@ async def hub() -> AsyncIterator[Hub]:
         max_frame_bytes=1 << 20,
         clock=MonotonicClock(),
     )
-    async with hub:
-        yield hub
+    async with server:
+        yield server
 
 
 @contextmanager
@@ -65,21 +65,21 @@ def worker(directory: Path, address: str, environment: EnvironmentConfig) -> Ite
 
 @asynccontextmanager
 async def joined(
-    hub: Hub, directory: Path, environment: EnvironmentConfig
+    server: RpcServer, directory: Path, environment: EnvironmentConfig
 ) -> AsyncIterator[subprocess.Popen[str]]:
-    with worker(directory, hub.address, environment) as process:
-        await heard(hub, lambda message: isinstance(message, Joined) and message.peer == PEER)
+    with worker(directory, server.address, environment) as process:
+        await heard(server, lambda message: isinstance(message, PeerJoined) and message.peer == PEER)
         yield process
 
 
-async def heard(hub: Hub, wanted: Callable[[Inbound], bool]) -> None:
+async def heard(server: RpcServer, wanted: Callable[[Inbound], bool]) -> None:
     async with asyncio.timeout(LIMIT_S):
-        while not wanted(await hub.receive()):
+        while not wanted(await server.receive()):
             pass
 
 
-async def ask(hub: Hub, message: msgspec.Struct) -> msgspec.Struct:
-    return await hub.ask(PEER, message, deadline_s=LIMIT_S)
+async def ask(server: RpcServer, message: msgspec.Struct) -> msgspec.Struct:
+    return await server.call(PEER, message, deadline_s=LIMIT_S)
 
 
 async def ended(process: subprocess.Popen[str]) -> int:
@@ -94,69 +94,71 @@ def unpack(ids: bytes) -> str:
     return decode(np.frombuffer(ids, "<i4").tolist())
 
 
-async def test_a_repair_over_the_wire_and_the_end(hub: Hub, tmp_path: Path) -> None:
-    async with joined(hub, tmp_path, EnvironmentConfig()) as process:
-        described = await ask(hub, Describe())
+async def test_a_repair_over_the_wire_and_the_end(server: RpcServer, tmp_path: Path) -> None:
+    async with joined(server, tmp_path, EnvironmentConfig()) as process:
+        described = await ask(server, Describe())
         assert isinstance(described, DescribeReply)
         assert described.vocabulary_size == 32
-        shown = await ask(hub, Demonstrate(0, 0, 256))
+        shown = await ask(server, Demonstrate(0, 0, 256))
         assert isinstance(shown, DemonstrateReply)
         assert len(shown.demonstrations) == 256
-        opened = await ask(hub, OpenEpisode(7, "evaluation", 3))
+        opened = await ask(server, OpenEpisode(7, "evaluation", 3))
         assert isinstance(opened, OpenEpisodeReply)
         assert unpack(opened.ids).startswith("<task>")
-        stepped = await ask(hub, StepEpisode(7, 0, pack("TEST <end>"), False))
+        stepped = await ask(server, StepEpisode(7, 0, pack("TEST <end>"), False))
         assert isinstance(stepped, StepEpisodeReply)
         assert unpack(stepped.observation).startswith("<tool> fail")
-        hub.tell(PEER, CloseEpisode(7))
-        gone = await ask(hub, StepEpisode(7, 1, pack("TEST <end>"), False))
+        server.notify(PEER, CloseEpisode(7))
+        gone = await ask(server, StepEpisode(7, 1, pack("TEST <end>"), False))
         assert isinstance(gone, EpisodeFailed)
         assert gone.kind == "gone"
-        hub.tell(PEER, Shutdown("test is over"))
+        server.notify(PEER, Shutdown("test is over"))
         assert await ended(process) == 0
 
 
-async def test_sigterm_ends_it(hub: Hub, tmp_path: Path) -> None:
-    async with joined(hub, tmp_path, EnvironmentConfig()) as process:
-        await ask(hub, OpenEpisode(1, "train", 0))
+async def test_sigterm_ends_it(server: RpcServer, tmp_path: Path) -> None:
+    async with joined(server, tmp_path, EnvironmentConfig()) as process:
+        await ask(server, OpenEpisode(1, "train", 0))
         process.terminate()
         assert await ended(process) == 0
 
 
 async def test_it_beats_while_environment_code_blocks_and_still_ends(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: RpcServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{Path.cwd()}:{Path(odd.__file__).parent}")
     settings = EnvironmentConfig(name="odd_environments:OddEnvironment")
-    async with joined(hub, tmp_path, settings) as process:
-        await ask(hub, OpenEpisode(1, "train", odd.BLOCKS))
+    async with joined(server, tmp_path, settings) as process:
+        await ask(server, OpenEpisode(1, "train", odd.BLOCKS))
         async with asyncio.TaskGroup() as group:
             step = StepEpisode(1, 0, np.array([8, odd.END], "<i4").tobytes(), False)
-            asking = group.create_task(ask(hub, step))
-            await heard(hub, _is_stuck)
+            asking = group.create_task(ask(server, step))
+            await heard(server, _is_stuck)
             assert not asking.done()
             asking.cancel()
-        hub.tell(PEER, Shutdown("test is over"))
+        server.notify(PEER, Shutdown("test is over"))
         assert await ended(process) == 0
 
 
 def _is_stuck(message: Inbound) -> bool:
     return (
-        isinstance(message, Told) and isinstance(message.message, Heartbeat) and message.message.pending > 1
+        isinstance(message, Notification)
+        and isinstance(message.message, Heartbeat)
+        and message.message.pending > 1
     )
 
 
-async def test_a_wrong_environment_is_said_in_one_line(hub: Hub, tmp_path: Path) -> None:
+async def test_a_wrong_environment_is_said_in_one_line(server: RpcServer, tmp_path: Path) -> None:
     settings = EnvironmentConfig(name="bugfix", options={"num_lines": 9})
-    with worker(tmp_path, hub.address, settings) as process:
+    with worker(tmp_path, server.address, settings) as process:
         assert await ended(process) == 1
         assert process.stderr is not None
         said = process.stderr.read().strip().splitlines()
     assert said == ["pearl.envs.worker: environment.options.num_lines = 9: use 1 to 6"]
 
 
-async def test_a_message_that_is_not_for_it_is_refused(hub: Hub, tmp_path: Path) -> None:
-    async with joined(hub, tmp_path, EnvironmentConfig()):
+async def test_a_message_that_is_not_for_it_is_refused(server: RpcServer, tmp_path: Path) -> None:
+    async with joined(server, tmp_path, EnvironmentConfig()):
         with pytest.raises(RemoteError):
-            await ask(hub, DescribeReply(1, (), 0, 0, 0, True))
-        assert isinstance(await ask(hub, Describe()), DescribeReply)
+            await ask(server, DescribeReply(1, (), 0, 0, 0, True))
+        assert isinstance(await ask(server, Describe()), DescribeReply)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from pearl.report import elasticity, marks, timeline
-from pearl.report.closing import closing_lines
-from pearl.report.reading import read_run, straighten
+from pearl.report import elasticity, timeline, timeline_events
 from pearl.report.report import build, headlines
+from pearl.report.run_data import read_run, straighten
+from pearl.report.terminal_summary import closing_lines
 
 
 def worker(
@@ -92,8 +92,10 @@ def test_timeline_has_a_gap_where_a_worker_was_gone(run_dir: Path) -> None:
         ("starting", 6.0, 7.0, ""),
         ("active (colocated)", 7.0, 9.0, "1"),
     ]
-    assert [(mark.time_s, mark.label) for mark in marks.losses(run)] == [(5.5, "killed by <signal 9>")]
-    assert [mark.label for mark in marks.version_changes(run)] == ["0", "1"]
+    assert [(mark.time_s, mark.label) for mark in timeline_events.losses(run)] == [
+        (5.5, "killed by <signal 9>")
+    ]
+    assert [mark.label for mark in timeline_events.version_changes(run)] == ["0", "1"]
 
 
 def test_a_step_trained_again_replaces_the_discarded_one(run_dir: Path) -> None:
@@ -206,23 +208,25 @@ def test_a_lent_gpu_shows_training_and_worker_in_turn(elastic_dir: Path) -> None
         ("restoring", 5.2),
         ("training", 5.5),
     ]
-    assert [(mark.row, mark.time_s) for mark in marks.handoffs(run, "borrow")] == [(row, 3.0)]
-    assert [(mark.row, mark.time_s) for mark in marks.handoffs(run, "return")] == [(row, 5.5)]
-    assert [mark.time_s for mark in marks.publications(run)] == [8.0]
+    assert [(mark.row, mark.time_s) for mark in timeline_events.handoffs(run, "borrow")] == [(row, 3.0)]
+    assert [(mark.row, mark.time_s) for mark in timeline_events.handoffs(run, "return")] == [(row, 5.5)]
+    assert [mark.time_s for mark in timeline_events.publications(run)] == [8.0]
 
 
 def test_a_preemptible_gpu_is_there_from_arrival_to_return(elastic_dir: Path) -> None:
     run = read_run(elastic_dir)
     spans = [(bar.state, bar.start_s, bar.end_s) for bar in timeline.presence_bars(run)]
     assert spans == [("GPU there", 2.0, 6.0), ("GPU reclaimed", 6.0, 6.5)]
-    assert [mark.label for mark in marks.capacity_changes(run, "reclaimed")] == ["grace 5 s"]
-    assert [mark.label for mark in marks.capacity_changes(run, "returned")] == ["after 0.50 s"]
+    assert [mark.label for mark in timeline_events.capacity_changes(run, "reclaimed")] == ["grace 5 s"]
+    assert [mark.label for mark in timeline_events.capacity_changes(run, "returned")] == ["after 0.50 s"]
 
 
 def test_a_worker_that_left_as_it_should_is_not_lost(elastic_dir: Path) -> None:
     run = read_run(elastic_dir)
-    assert marks.losses(run) == []
-    assert [(mark.row, mark.label) for mark in marks.stops(run)] == [("local/11 · worker 2", "reclaimed")]
+    assert timeline_events.losses(run) == []
+    assert [(mark.row, mark.label) for mark in timeline_events.stops(run)] == [
+        ("local/11 · worker 2", "reclaimed")
+    ]
     assert dict(headlines(run))["workers lost"] == "0"
 
 
@@ -268,7 +272,7 @@ def test_odd_lines_of_elasticity_break_nothing(elastic_dir: Path) -> None:
     with (elastic_dir / "metrics.jsonl").open("a") as file:
         file.writelines(json.dumps(line) + "\n" for line in odd)
     build(elastic_dir)
-    assert [mark.label for mark in marks.losses(read_run(elastic_dir))] == ["died"]
+    assert [mark.label for mark in timeline_events.losses(read_run(elastic_dir))] == ["died"]
 
 
 def test_closing_lines_tell_of_elasticity_and_leave_out_what_is_not_known(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import os
 import sys
 
-from talk import Answer, Order, make_peer
+from rpc_messages import Answer, Order, make_peer
 
 
 def main(address: str, incarnation: int) -> None:

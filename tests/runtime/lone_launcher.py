@@ -10,9 +10,9 @@ import msgspec
 import uvloop
 
 from pearl.runtime.orphans import Orphans
-from pearl.runtime.process import ProcessGroup
+from pearl.runtime.process_group import ProcessGroup
 from pearl.runtime.subreaper import adopt_orphans
-from pearl.state.messages.control import StartGroup
+from pearl.types.messages.control import StartGroup
 
 
 async def main(run_id: str, *specs: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from pearl.state.messages.control import StartGroup
+from pearl.types.messages.control import StartGroup
 
 LIMIT_S = 30.0  # for anything a test waits for; only a failing test gets there
 

@@ -1,4 +1,4 @@
-"""Node agents as real processes against a real hub."""
+"""Node agents as real processes against a real server."""
 
 import asyncio
 import os
@@ -15,11 +15,11 @@ import psutil
 import pytest
 from member_watch import LIMIT_S, Members, watch_members
 
-from pearl.runtime import members
+from pearl.runtime import process_markers
 from pearl.runtime.clock import MonotonicClock
-from pearl.runtime.hub import Hub, Joined, RemoteError, Told
-from pearl.runtime.process import ProcessGroup
-from pearl.state.messages.control import (
+from pearl.runtime.process_group import ProcessGroup
+from pearl.runtime.rpc_server import Notification, PeerJoined, RemoteError, RpcServer
+from pearl.types.messages.control import (
     AgentReport,
     ControlMessage,
     Gpu,
@@ -43,9 +43,9 @@ async def watch() -> AsyncIterator[Members]:
 
 
 @pytest.fixture
-async def hub() -> AsyncIterator[Hub]:
-    """What a failed test leaves ends with its hub."""
-    hub = Hub(
+async def server() -> AsyncIterator[RpcServer]:
+    """What a failed test leaves ends with its server."""
+    server = RpcServer(
         "tcp://127.0.0.1:0",
         run_id=RUN_ID,
         messages=ControlMessage,
@@ -53,16 +53,16 @@ async def hub() -> AsyncIterator[Hub]:
         max_frame_bytes=1 << 20,
         clock=MonotonicClock(),
     )
-    async with hub:
-        yield hub
-    await members.kill_run(RUN_ID)
+    async with server:
+        yield server
+    await process_markers.kill_run(RUN_ID)
 
 
 def agent_spec(
-    hub: Hub, directory: Path, *, slot: int = 0, incarnation: int = 1, lease_s: float = LIMIT_S
+    server: RpcServer, directory: Path, *, slot: int = 0, incarnation: int = 1, lease_s: float = LIMIT_S
 ) -> StartGroup:
     options = {
-        "address": hub.address,
+        "address": server.address,
         "run-id": RUN_ID,
         "slot": slot,
         "incarnation": incarnation,
@@ -75,29 +75,33 @@ def agent_spec(
     return StartGroup(f"agent.{slot}.{incarnation}", "pearl.runtime.agent", arguments, {}, 0, str(directory))
 
 
-async def start_agent(hub: Hub, spec: StartGroup) -> ProcessGroup:
+async def start_agent(server: RpcServer, spec: StartGroup) -> ProcessGroup:
     """Up, connected, and its report heard."""
     agent = ProcessGroup(spec, RUN_ID)
     await agent.start()
-    await heard(hub, AgentReport, lambda _: True, spec.group)
+    await heard(server, AgentReport, lambda _: True, spec.group)
     return agent
 
 
 async def heard(
-    hub: Hub, kind: type[Message], matches: Callable[[Message], bool], peer: str = AGENT
+    server: RpcServer, kind: type[Message], matches: Callable[[Message], bool], peer: str = AGENT
 ) -> Message:
     """The next matching message from ``peer``; the others are passed over."""
     async with asyncio.timeout(LIMIT_S):
         while True:
-            inbound = await hub.receive()
-            if not isinstance(inbound, Told) or inbound.peer != peer or not isinstance(inbound.message, kind):
+            inbound = await server.receive()
+            if (
+                not isinstance(inbound, Notification)
+                or inbound.peer != peer
+                or not isinstance(inbound.message, kind)
+            ):
                 continue
             if matches(inbound.message):
                 return inbound.message
 
 
-async def end_of(hub: Hub, group: str, peer: str = AGENT) -> GroupExited:
-    return await heard(hub, GroupExited, lambda told: told.group == group, peer)
+async def end_of(server: RpcServer, group: str, peer: str = AGENT) -> GroupExited:
+    return await heard(server, GroupExited, lambda told: told.group == group, peer)
 
 
 async def left(agent: ProcessGroup) -> int | None:
@@ -105,47 +109,47 @@ async def left(agent: ProcessGroup) -> int | None:
         return (await agent.wait()).code
 
 
-async def ask_start(hub: Hub, spec: StartGroup, peer: str = AGENT) -> int:
-    reply: StartGroupReply = await hub.ask(peer, spec, deadline_s=LIMIT_S, reply_type=StartGroupReply)
+async def ask_start(server: RpcServer, spec: StartGroup, peer: str = AGENT) -> int:
+    reply: StartGroupReply = await server.call(peer, spec, deadline_s=LIMIT_S, reply_type=StartGroupReply)
     return reply.pid
 
 
 async def test_an_agent_reports_its_host_and_starts_and_stops_groups(
-    hub: Hub, watch: Members, tmp_path: Path
+    server: RpcServer, watch: Members, tmp_path: Path
 ) -> None:
-    agent = ProcessGroup(agent_spec(hub, tmp_path), RUN_ID)
+    agent = ProcessGroup(agent_spec(server, tmp_path), RUN_ID)
     await agent.start()
     async with asyncio.timeout(LIMIT_S):
-        joined = await hub.receive()
-    assert isinstance(joined, Joined)
+        joined = await server.receive()
+    assert isinstance(joined, PeerJoined)
     assert agent.pid is not None
     assert (joined.peer, joined.hello.host) == (AGENT, "node0")
     assert psutil.Process(joined.hello.pid).ppid() == agent.pid
-    report = await heard(hub, AgentReport, lambda _: True)
+    report = await heard(server, AgentReport, lambda _: True)
     assert report.gpus == (Gpu("node0/0", 7, True), Gpu("node0/1", 7, True))
     assert report.num_cpus > 0
     assert report.memory_bytes > 0
 
-    pid = await ask_start(hub, watch.spec("polite", tmp_path))
+    pid = await ask_start(server, watch.spec("polite", tmp_path))
     await watch.up("polite")
     assert psutil.Process(watch.pids["polite"]).ppid() == pid
     with pytest.raises(RemoteError, match=r"group\.0\.1 runs here already"):
-        await ask_start(hub, watch.spec("polite", tmp_path))
-    stopped = await hub.ask(AGENT, StopGroup("group.0.1", LIMIT_S), deadline_s=LIMIT_S)
+        await ask_start(server, watch.spec("polite", tmp_path))
+    stopped = await server.call(AGENT, StopGroup("group.0.1", LIMIT_S), deadline_s=LIMIT_S)
     assert stopped == StopGroupReply("group.0.1", 0, 0)
-    assert (await end_of(hub, "group.0.1")).reason == "stopped as asked"
+    assert (await end_of(server, "group.0.1")).reason == "stopped as asked"
 
-    hub.tell(AGENT, Shutdown("done"))
+    server.notify(AGENT, Shutdown("done"))
     assert await left(agent) == 0
 
 
 async def test_a_group_that_fails_is_told_with_its_log_and_hurts_no_other(
-    hub: Hub, watch: Members, tmp_path: Path
+    server: RpcServer, watch: Members, tmp_path: Path
 ) -> None:
-    agent = await start_agent(hub, agent_spec(hub, tmp_path))
-    await ask_start(hub, watch.spec("sleep", tmp_path))
-    await ask_start(hub, watch.spec("exit", tmp_path, group="group.1.1"))
-    told = await end_of(hub, "group.1.1")
+    agent = await start_agent(server, agent_spec(server, tmp_path))
+    await ask_start(server, watch.spec("sleep", tmp_path))
+    await ask_start(server, watch.spec("exit", tmp_path, group="group.1.1"))
+    told = await end_of(server, "group.1.1")
     assert (told.exit_code, told.reason) == (3, "exited with code 3")
     assert "about to fail" in told.log_tail
     await watch.up("sleep")
@@ -154,34 +158,34 @@ async def test_a_group_that_fails_is_told_with_its_log_and_hurts_no_other(
 
 
 async def test_what_cannot_be_done_is_answered_and_the_agent_goes_on(
-    hub: Hub, watch: Members, tmp_path: Path
+    server: RpcServer, watch: Members, tmp_path: Path
 ) -> None:
-    agent = await start_agent(hub, agent_spec(hub, tmp_path))
+    agent = await start_agent(server, agent_spec(server, tmp_path))
     (tmp_path / "file").touch()
     with pytest.raises(RemoteError, match="NotADirectoryError"):
-        await ask_start(hub, watch.spec("sleep", tmp_path / "file"))
+        await ask_start(server, watch.spec("sleep", tmp_path / "file"))
     with pytest.raises(RemoteError, match="group name"):
-        await ask_start(hub, watch.spec("sleep", tmp_path, group="../x"))
-    stopped = await hub.ask(AGENT, StopGroup("group.9.9", 0), deadline_s=LIMIT_S)
+        await ask_start(server, watch.spec("sleep", tmp_path, group="../x"))
+    stopped = await server.call(AGENT, StopGroup("group.9.9", 0), deadline_s=LIMIT_S)
     assert stopped == StopGroupReply("group.9.9", None, 0)
-    assert (await end_of(hub, "group.9.9")).exit_code is None
-    await ask_start(hub, watch.spec("sleep", tmp_path))
+    assert (await end_of(server, "group.9.9")).exit_code is None
+    await ask_start(server, watch.spec("sleep", tmp_path))
     await watch.up("sleep")
     await agent.stop(LIMIT_S)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
 async def test_pl_05_a_signal_ends_all_groups_tells_so_and_is_logged(
-    hub: Hub, watch: Members, tmp_path: Path, number: signal.Signals
+    server: RpcServer, watch: Members, tmp_path: Path, number: signal.Signals
 ) -> None:
     if signal.getsignal(number) == signal.SIG_IGN:
         pytest.skip(f"{number.name} is ignored here, and so it is by the agent")
-    agent = await start_agent(hub, agent_spec(hub, tmp_path))
-    await ask_start(hub, watch.spec("daemon", tmp_path))
+    agent = await start_agent(server, agent_spec(server, tmp_path))
+    await ask_start(server, watch.spec("daemon", tmp_path))
     await watch.up("daemon")
     assert agent.pid is not None
     os.kill(agent.pid, number)
-    assert (await end_of(hub, "group.0.1")).reason == f"the node agent left: {number.name}"
+    assert (await end_of(server, "group.0.1")).reason == f"the node agent left: {number.name}"
     await watch.ended("daemon")
     assert await left(agent) == 0
     log = (tmp_path / AGENT / "rank0.log").read_text()
@@ -189,20 +193,22 @@ async def test_pl_05_a_signal_ends_all_groups_tells_so_and_is_logged(
 
 
 async def test_pl_05_a_signal_without_a_meaning_changes_nothing(
-    hub: Hub, watch: Members, tmp_path: Path
+    server: RpcServer, watch: Members, tmp_path: Path
 ) -> None:
-    agent = await start_agent(hub, agent_spec(hub, tmp_path))
+    agent = await start_agent(server, agent_spec(server, tmp_path))
     assert agent.pid is not None
     os.kill(agent.pid, signal.SIGUSR2)
-    await ask_start(hub, watch.spec("sleep", tmp_path))
+    await ask_start(server, watch.spec("sleep", tmp_path))
     await watch.up("sleep")
     await agent.stop(LIMIT_S)
     await watch.ended("sleep")
 
 
-async def test_pl_02_kill_9_of_the_agent_ends_its_groups(hub: Hub, watch: Members, tmp_path: Path) -> None:
-    agent = await start_agent(hub, agent_spec(hub, tmp_path))
-    await ask_start(hub, watch.spec("stubborn", tmp_path))
+async def test_pl_02_kill_9_of_the_agent_ends_its_groups(
+    server: RpcServer, watch: Members, tmp_path: Path
+) -> None:
+    agent = await start_agent(server, agent_spec(server, tmp_path))
+    await ask_start(server, watch.spec("stubborn", tmp_path))
     await watch.up("stubborn")
     assert agent.pid is not None
     os.kill(agent.pid, signal.SIGKILL)
@@ -211,27 +217,27 @@ async def test_pl_02_kill_9_of_the_agent_ends_its_groups(hub: Hub, watch: Member
 
 
 async def test_pl_02_a_silent_coordinator_ends_agent_and_groups_at_the_end_of_the_lease(
-    hub: Hub, watch: Members, tmp_path: Path
+    server: RpcServer, watch: Members, tmp_path: Path
 ) -> None:
-    agent = await start_agent(hub, agent_spec(hub, tmp_path, lease_s=1.5))
-    await ask_start(hub, watch.spec("daemon", tmp_path))
+    agent = await start_agent(server, agent_spec(server, tmp_path, lease_s=1.5))
+    await ask_start(server, watch.spec("daemon", tmp_path))
     await watch.up("daemon")
-    hub.faults.partition(AGENT)
+    server.faults.partition(AGENT)
     await watch.ended("daemon")
     assert await left(agent) == 0
     assert "lease lost" in (tmp_path / AGENT / "rank0.log").read_text()
 
 
 async def test_pl_02_kill_9_of_whoever_started_the_agent_ends_everything(
-    hub: Hub, watch: Members, tmp_path: Path
+    server: RpcServer, watch: Members, tmp_path: Path
 ) -> None:
-    arguments = (msgspec.json.encode(agent_spec(hub, tmp_path)).decode(), RUN_ID)
+    arguments = (msgspec.json.encode(agent_spec(server, tmp_path)).decode(), RUN_ID)
     launcher = ProcessGroup(
         watch.spec("", tmp_path, group="launcher", module="lone_launcher", arguments=arguments), RUN_ID
     )
     await launcher.start()
-    await heard(hub, AgentReport, lambda _: True)
-    await ask_start(hub, watch.spec("daemon", tmp_path))
+    await heard(server, AgentReport, lambda _: True)
+    await ask_start(server, watch.spec("daemon", tmp_path))
     await watch.up("daemon")
     assert launcher.pid is not None
     os.kill(launcher.pid, signal.SIGKILL)
@@ -240,23 +246,23 @@ async def test_pl_02_kill_9_of_whoever_started_the_agent_ends_everything(
 
 
 async def test_mb_02_sigterm_of_one_agent_leaves_the_others_alone_and_a_new_one_may_join(
-    hub: Hub, watch: Members, tmp_path: Path
+    server: RpcServer, watch: Members, tmp_path: Path
 ) -> None:
-    staying = await start_agent(hub, agent_spec(hub, tmp_path))
-    leaving = await start_agent(hub, agent_spec(hub, tmp_path, slot=1))
-    pid = await ask_start(hub, watch.spec("sleep", tmp_path))
-    await ask_start(hub, watch.spec("polite", tmp_path, group="group.1.1"), "agent.1.1")
+    staying = await start_agent(server, agent_spec(server, tmp_path))
+    leaving = await start_agent(server, agent_spec(server, tmp_path, slot=1))
+    pid = await ask_start(server, watch.spec("sleep", tmp_path))
+    await ask_start(server, watch.spec("polite", tmp_path, group="group.1.1"), "agent.1.1")
     await watch.up("sleep", "polite")
     assert leaving.pid is not None
     os.kill(leaving.pid, signal.SIGTERM)
     await watch.ended("polite")
     assert await left(leaving) == 0
-    hub.drop("agent.1.1", "it left")
-    successor = await start_agent(hub, agent_spec(hub, tmp_path, slot=1, incarnation=2))
-    await ask_start(hub, watch.spec("stubborn", tmp_path, group="group.1.2"), "agent.1.2")
+    server.drop("agent.1.1", "it left")
+    successor = await start_agent(server, agent_spec(server, tmp_path, slot=1, incarnation=2))
+    await ask_start(server, watch.spec("stubborn", tmp_path, group="group.1.2"), "agent.1.2")
     await watch.up("stubborn")
     assert watch.living() == {"sleep", "stubborn"}
-    assert members.process_start(pid) is not None
+    assert process_markers.process_start(pid) is not None
     for agent in (staying, successor):
         await agent.stop(0)
 

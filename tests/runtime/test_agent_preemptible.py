@@ -1,4 +1,4 @@
-"""Agents of hosts that may be taken away, against a real hub: joining, notice, grace, losing the coordinator."""
+"""Agents of hosts that may be taken away, against a real server: joining, notice, grace, losing the coordinator."""
 
 import asyncio
 import os
@@ -14,11 +14,11 @@ import pytest
 from member_watch import LIMIT_S, Members, watch_members
 
 from pearl.cli import main
-from pearl.runtime import members, preemptible
+from pearl.runtime import preemptible_agent, process_markers
 from pearl.runtime.clock import MonotonicClock
-from pearl.runtime.hub import Asked, Hub, Inbound, Joined, Told
-from pearl.runtime.preemptible import GivenUpError, PreemptibleAgent, Terms
-from pearl.state.messages.control import (
+from pearl.runtime.preemptible_agent import GivenUpError, JoinOptions, PreemptibleAgent
+from pearl.runtime.rpc_server import Call, Inbound, Notification, PeerJoined, RpcServer
+from pearl.types.messages.control import (
     Ack,
     AgentReport,
     ControlMessage,
@@ -39,8 +39,8 @@ REPORT = AgentReport("a", (Gpu("a/0", 1, True), Gpu("a/1", 1, True)), 1, 1, True
 class Coordinator:
     """Takes agents in, and keeps what they say."""
 
-    def __init__(self, hub: Hub) -> None:
-        self.hub = hub
+    def __init__(self, server: RpcServer) -> None:
+        self.server = server
         self.agent = ""  # the newest
         self.objection = ""
         self.on_report: Callable[[], None] = lambda: None
@@ -50,14 +50,14 @@ class Coordinator:
 
     async def run(self) -> None:
         while True:
-            self._take(await self.hub.receive())
+            self._take(await self.server.receive())
             self._changed.set()
 
     def _take(self, inbound: Inbound) -> None:
         match inbound:
-            case Joined(peer, _):
+            case PeerJoined(peer, _):
                 self.agent = peer
-            case Asked(_, AgentReport() as report, reply, fail):
+            case Call(_, AgentReport() as report, reply, fail):
                 assert [gpu.gpu for gpu in report.gpus] == ["a/0", "a/1"]
                 if self.objection:
                     fail(ValueError(self.objection))
@@ -65,7 +65,7 @@ class Coordinator:
                     self.on_report()
                     reply(Ack())
                     self.joined += 1
-            case Told(_, message) if not isinstance(message, Heartbeat):
+            case Notification(_, message) if not isinstance(message, Heartbeat):
                 self.told.append(message)
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -79,13 +79,13 @@ class Coordinator:
         return next(one for one in self.told if isinstance(one, kind))
 
     async def start(self, spec: StartGroup) -> None:
-        await self.hub.ask(self.agent, spec, deadline_s=LIMIT_S)
+        await self.server.call(self.agent, spec, deadline_s=LIMIT_S)
 
 
 @asynccontextmanager
 async def attended() -> AsyncIterator[Coordinator]:
     """A coordinator; what a failed test leaves ends with it."""
-    hub = Hub(
+    server = RpcServer(
         "tcp://127.0.0.1:0",
         run_id=RUN_ID,
         messages=ControlMessage,
@@ -94,14 +94,14 @@ async def attended() -> AsyncIterator[Coordinator]:
         clock=MonotonicClock(),
         keepalive_period_s=0.05,
     )
-    async with hub, asyncio.TaskGroup() as group:
-        coordinator = Coordinator(hub)
+    async with server, asyncio.TaskGroup() as group:
+        coordinator = Coordinator(server)
         running = group.create_task(coordinator.run())
         try:
             yield coordinator
         finally:
             running.cancel()
-            await members.kill_run(RUN_ID)
+            await process_markers.kill_run(RUN_ID)
 
 
 @pytest.fixture
@@ -112,10 +112,10 @@ async def watch() -> AsyncIterator[Members]:
 
 @pytest.fixture(autouse=True)
 def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preemptible, "RETRY_S", 0.02)
+    monkeypatch.setattr(preemptible_agent, "RETRY_S", 0.02)
 
 
-def terms(address: str, **settings: Any) -> Terms:
+def terms(address: str, **settings: Any) -> JoinOptions:
     defaults: dict[str, Any] = {
         "grace_s": LIMIT_S,
         "rejoin_s": LIMIT_S,
@@ -124,14 +124,14 @@ def terms(address: str, **settings: Any) -> Terms:
         "queue_messages": 256,
         "max_frame_bytes": 1 << 20,
     }
-    return Terms(address=address, **(defaults | settings))
+    return JoinOptions(address=address, **(defaults | settings))
 
 
 @asynccontextmanager
 async def joined(**settings: Any) -> AsyncIterator[tuple[Coordinator, PreemptibleAgent, asyncio.Task[str]]]:
     """An agent that was taken in; it must have left at the end of the block."""
     async with asyncio.timeout(2 * LIMIT_S), attended() as coordinator, asyncio.TaskGroup() as group:
-        agent = PreemptibleAgent(terms(coordinator.hub.address, **settings), REPORT)
+        agent = PreemptibleAgent(terms(coordinator.server.address, **settings), REPORT)
         running = group.create_task(agent.run())
         await coordinator.until(lambda: coordinator.joined == 1)
         yield coordinator, agent, running
@@ -156,8 +156,8 @@ async def test_an_agent_finds_the_run_and_starts_what_it_is_given_in_a_place_of_
         here = tmp_path / "rollout.3.1"
         assert (here / "config.json").read_bytes() == b"{}"
         told = (here / "rank0.log").read_text().split()
-        assert told == ["--address", coordinator.hub.address, "--config", f"{here}/config.json"]
-        coordinator.hub.tell(coordinator.agent, Shutdown("done"))
+        assert told == ["--address", coordinator.server.address, "--config", f"{here}/config.json"]
+        coordinator.server.notify(coordinator.agent, Shutdown("done"))
         assert await running == "shutdown: done"
 
 
@@ -174,7 +174,7 @@ async def test_logs_go_to_the_run_directory_only_where_it_is_shared(
         environment = {"PYTHONPATH": str(Path(__file__).parent)}
         await coordinator.start(StartGroup("rollout.0.1", "echo_arguments", (), environment, 0, str(logs)))
         await coordinator.heard(GroupExited)
-        coordinator.hub.tell(coordinator.agent, Shutdown("done"))
+        coordinator.server.notify(coordinator.agent, Shutdown("done"))
         await running
     assert (logs / "rollout.0.1").is_dir() == is_shared
     assert len(list((tmp_path / "tmp").glob("pearl-a-*/rollout.0.1/rank0.log"))) == int(not is_shared)
@@ -184,15 +184,15 @@ async def test_a_notice_is_given_and_the_agent_leaves_when_its_gpus_are_back(
     watch: Members, tmp_path: Path
 ) -> None:
     async with joined(log_directory=tmp_path, grace_s=LIMIT_S) as (coordinator, agent, running):
-        hub, name = coordinator.hub, coordinator.agent
-        hub.tell(name, GpusReturned(("a/0", "a/1")))  # before the notice: they may arrive again
+        server, name = coordinator.server, coordinator.agent
+        server.notify(name, GpusReturned(("a/0", "a/1")))  # before the notice: they may arrive again
         await coordinator.start(watch.spec("polite", tmp_path))
         await watch.up("polite")
         agent.call_off("SIGUSR1")
         assert await coordinator.heard(Notice) == Notice(LIMIT_S, "SIGUSR1")
-        hub.tell(name, GpusReturned(("a/0",)))
+        server.notify(name, GpusReturned(("a/0",)))
         assert watch.living() == {"polite"}  # until it is told to end them, or leaves
-        hub.tell(name, GpusReturned(("a/1",)))
+        server.notify(name, GpusReturned(("a/1",)))
         assert await running == "SIGUSR1: all GPUs were given back"
         assert (await coordinator.heard(Leaving)).reason == "SIGUSR1: all GPUs were given back"
         await watch.ended("polite")
@@ -220,7 +220,7 @@ async def test_pl_05_a_second_signal_leaves_at_once(watch: Members, tmp_path: Pa
 
 async def test_an_agent_that_leaves_before_it_knows_that_it_was_taken_in_says_so() -> None:
     async with attended() as coordinator, asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
-        agent = PreemptibleAgent(terms(coordinator.hub.address), REPORT)
+        agent = PreemptibleAgent(terms(coordinator.server.address), REPORT)
         coordinator.on_report = lambda: agent.call_off("SIGTERM")
         assert await group.create_task(agent.run()) == "SIGTERM"
         assert (await coordinator.heard(Leaving)).reason == "SIGTERM"
@@ -237,9 +237,9 @@ async def test_an_agent_that_is_not_taken_in_gives_up_with_the_reason() -> None:
     async with attended() as coordinator:
         coordinator.objection = "elastic.inter = false: no"
         with pytest.raises(GivenUpError, match=r"^elastic\.inter = false: no$"):
-            await PreemptibleAgent(terms(coordinator.hub.address), REPORT).run()
+            await PreemptibleAgent(terms(coordinator.server.address), REPORT).run()
         with pytest.raises(GivenUpError, match="it belongs to run 'other'"):
-            await PreemptibleAgent(terms(coordinator.hub.address, run_id="other"), REPORT).run()
+            await PreemptibleAgent(terms(coordinator.server.address, run_id="other"), REPORT).run()
 
 
 async def test_pl_02_a_lost_coordinator_ends_the_groups_and_is_joined_again(
@@ -249,13 +249,13 @@ async def test_pl_02_a_lost_coordinator_ends_the_groups_and_is_joined_again(
         await coordinator.start(watch.spec("polite", tmp_path))
         await watch.up("polite")
         first = coordinator.agent
-        coordinator.hub.faults.partition(first)
+        coordinator.server.faults.partition(first)
         await watch.ended("polite")
         await coordinator.until(lambda: coordinator.joined == 2)
         assert coordinator.agent == first.removesuffix("1") + "2"
-        coordinator.hub.drop(coordinator.agent, "it was silent")  # and once more, by a word of ours
+        coordinator.server.drop(coordinator.agent, "it was silent")  # and once more, by a word of ours
         await coordinator.until(lambda: coordinator.joined == 3)
-        coordinator.hub.tell(coordinator.agent, Shutdown("done"))
+        coordinator.server.notify(coordinator.agent, Shutdown("done"))
         assert await running == "shutdown: done"
 
 
@@ -277,7 +277,7 @@ async def test_a_signal_while_nobody_is_there_ends_it_as_asked() -> None:
 @asynccontextmanager
 async def command(coordinator: Coordinator, *words: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """``pearl agent`` as a process, killed at the end if it is still there."""
-    address = coordinator.hub.address.removeprefix("tcp://")
+    address = coordinator.server.address.removeprefix("tcp://")
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "pearl.cli", "agent", "--coordinator", address, *words),
         stdout=asyncio.subprocess.PIPE,
@@ -301,7 +301,7 @@ async def test_pl_05_the_command_gives_notice_on_a_signal_and_exits_0() -> None:
             assert line, "it ended"
         process.send_signal(signal.SIGUSR1)
         assert await coordinator.heard(Notice) == Notice(7.0, "SIGUSR1")
-        coordinator.hub.tell(coordinator.agent, GpusReturned(("a/0", "a/1")))
+        coordinator.server.notify(coordinator.agent, GpusReturned(("a/0", "a/1")))
         output, log = await process.communicate()
     assert process.returncode == 0
     assert output == b"left: SIGUSR1: all GPUs were given back\n"

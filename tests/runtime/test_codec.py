@@ -18,7 +18,7 @@ from pearl.runtime.codec import (
     pack,
 )
 from pearl.runtime.errors import FrameTooLargeError, MalformedError
-from pearl.state.messages.control import ControlMessage, Heartbeat, Hello, StartGroup
+from pearl.types.messages.control import ControlMessage, Heartbeat, Hello, StartGroup
 
 LIMIT = 1 << 16
 HELLO = Hello("rollout", 1, 2, "host", 3, "run")

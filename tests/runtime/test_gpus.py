@@ -6,7 +6,7 @@ import pynvml
 import pytest
 
 from pearl.runtime.gpus import Device, physical_gpus, select_visible, virtual_gpus
-from pearl.state.messages.control import Gpu
+from pearl.types.messages.control import Gpu
 
 DEVICES = [
     Device(str(index), uuid, 80 << 30)

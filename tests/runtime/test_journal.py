@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pearl.runtime import journal, segments
+from pearl.runtime import journal, wal
 from pearl.runtime.journal import Journal
 
 encode = msgspec.msgpack.encode
@@ -50,7 +50,7 @@ def test_ck_04_resume_after_a_crash_at_any_byte_of_the_last_entry(tmp_path: Path
     directory = tmp_path / "whole"
     writer = Journal.create(directory, b"s0")
     writer.append([entry(1)])
-    path = segments.segment_path(directory, 1)
+    path = wal.segment_path(directory, 1)
     before = path.stat().st_size
     writer.append([entry(2)])
     writer.close()
@@ -58,7 +58,7 @@ def test_ck_04_resume_after_a_crash_at_any_byte_of_the_last_entry(tmp_path: Path
     for size in range(before, len(whole)):
         crashed = tmp_path / str(size)
         crashed.mkdir()
-        segments.segment_path(crashed, 1).write_bytes(whole[:size])
+        wal.segment_path(crashed, 1).write_bytes(whole[:size])
         recovered = journal.recover(crashed)
         assert events(recovered) == [1]
         assert recovered.torn_bytes == size - before
@@ -85,10 +85,10 @@ def test_ck_04_an_older_segment_cut_short_is_damage(tmp_path: Path) -> None:
     writer.append([entry(1)])
     writer.roll(b"s1")
     writer.close()
-    path = segments.segment_path(tmp_path, 1)
+    path = wal.segment_path(tmp_path, 1)
     path.write_bytes(path.read_bytes()[:-1])
     assert journal.recover(tmp_path).opening.snapshot == b"s1"
-    with pytest.raises(segments.DamagedError, match=r"000001\.msgpack.*offset"):
+    with pytest.raises(wal.DamagedError, match=r"000001\.msgpack.*offset"):
         list(journal.read(tmp_path))
 
 

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pearl.runtime.liveness import Lateness, Limits, Liveness, Silence
-from pearl.state.messages.control import Heartbeat
+from pearl.runtime.liveness import IdleTimer, Limits, Liveness, LoopLag
+from pearl.types.messages.control import Heartbeat
 
 LIMITS = Limits(
     heartbeat_period_s=0.5, heartbeat_timeout_s=10.0, progress_timeout_s=60.0, start_timeout_s=120.0
@@ -20,14 +20,14 @@ class Judge:
         self.liveness.add("w", self.now, ready=ready)
 
     def watch(self, seconds: float, beat: Heartbeat | None) -> tuple[str, str]:
-        """The verdict after that time."""
+        """The health after that time."""
         state, reason = "alive", ""
         for _ in range(round(seconds / 0.5)):
             self.now += 0.5
             if beat is not None:
                 self.liveness.beat("w", beat, self.now)
-            verdicts = self.liveness.judge(self.now)
-            state, reason = (verdicts[0].state, verdicts[0].reason) if verdicts else ("alive", "")
+            health = self.liveness.check(self.now)
+            state, reason = (health[0].state, health[0].reason) if health else ("alive", "")
         return state, reason
 
 
@@ -77,7 +77,7 @@ def test_mb_04_what_the_judge_slept_is_held_against_nobody(slept_s: float) -> No
     judge = Judge()
     judge.watch(9.0, None)  # nearly dead
     judge.now += slept_s
-    assert judge.liveness.judge(judge.now + 0.5) == []
+    assert judge.liveness.check(judge.now + 0.5) == []
     judge.now += 0.5
     assert judge.liveness.asleep_s == pytest.approx(slept_s)
     assert judge.watch(0.5, None)[0] == "alive"
@@ -87,20 +87,20 @@ def test_mb_04_what_the_judge_slept_is_held_against_nobody(slept_s: float) -> No
 def test_mb_04_time_with_a_full_queue_is_held_against_nobody() -> None:
     liveness = Liveness(LIMITS, 0.0)
     liveness.add("w", 0.0, ready=True)
-    deaf_s = 0.0
+    paused_s = 0.0
     for tick in range(1, 100):
-        deaf_s += 0.5
-        assert liveness.judge(tick * 0.5, deaf_s) == []
+        paused_s += 0.5
+        assert liveness.check(tick * 0.5, paused_s) == []
 
 
 def test_a_word_after_the_sleep_leaves_no_credit() -> None:
     liveness = Liveness(LIMITS, 0.0)
     liveness.add("w", 0.0, ready=True)
     liveness.heard("w", 100.0)
-    assert liveness.judge(100.0) == []
-    verdicts = [liveness.judge(100.0 + tick * 0.5) for tick in range(1, 22)]
-    assert verdicts[:-1] == [[]] * 20
-    assert verdicts[-1][0].state == "dead"
+    assert liveness.check(100.0) == []
+    health = [liveness.check(100.0 + tick * 0.5) for tick in range(1, 22)]
+    assert health[:-1] == [[]] * 20
+    assert health[-1][0].state == "dead"
 
 
 def test_mb_05_a_new_incarnation_starts_with_a_clean_sheet() -> None:
@@ -113,20 +113,20 @@ def test_mb_05_a_new_incarnation_starts_with_a_clean_sheet() -> None:
 
 
 def test_me_01_time_that_goes_back_makes_no_negative_span() -> None:
-    silence = Silence(10.0)
+    silence = IdleTimer(10.0)
     silence.heard(5.0)
     assert silence.seconds(11.0) == 1.0
     assert silence.seconds(3.0) == 0.0
-    assert Lateness(0.5, 10.0).look(3.0) == 0.0
+    assert LoopLag(0.5, 10.0).measure(3.0) == 0.0
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 50.0), st.booleans()), max_size=60))
 def test_silence_never_exceeds_the_time_since_the_last_word(steps: list[tuple[float, bool]]) -> None:
-    now, last, silence, lateness = 0.0, 0.0, Silence(0.0), Lateness(0.5, 0.0)
+    now, last, silence, loop_lag = 0.0, 0.0, IdleTimer(0.0), LoopLag(0.5, 0.0)
     for gap, word in steps:
         now += gap
         if word:
             silence.heard(now)
             last = now
-        silence.excuse(now, lateness.look(now))
+        silence.excuse(now, loop_lag.measure(now))
         assert 0.0 <= silence.seconds(now) <= now - last + 1e-9

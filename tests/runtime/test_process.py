@@ -13,9 +13,9 @@ import psutil
 import pytest
 from member_watch import LIMIT_S, Members, watch_members
 
-from pearl.runtime import counter, gone, members, process
-from pearl.runtime.process import ProcessGroup
-from pearl.state.messages.control import StartGroup
+from pearl.runtime import mmap_counter, pidfd, process_group, process_markers
+from pearl.runtime.process_group import ProcessGroup
+from pearl.types.messages.control import StartGroup
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ async def run_id() -> AsyncIterator[str]:
     """A run of this test alone; whatever a failed test leaves ends with it."""
     unique = f"test-{uuid4().hex}"
     yield unique
-    await members.kill_run(unique)
+    await process_markers.kill_run(unique)
 
 
 async def started(spec: StartGroup, run_id: str) -> ProcessGroup:
@@ -38,7 +38,7 @@ async def started(spec: StartGroup, run_id: str) -> ProcessGroup:
     return group
 
 
-async def ending(group: ProcessGroup) -> process.Exit:
+async def ending(group: ProcessGroup) -> process_group.Exit:
     async with asyncio.timeout(LIMIT_S):
         return await group.wait()
 
@@ -53,7 +53,7 @@ async def test_a_process_sees_its_markers_and_settings(watch: Members, run_id: s
         "PEARL_GROUP": "group.0.1",
         "CUDA_VISIBLE_DEVICES": "3",
     }
-    assert set(members.find_marked(run_id)) == {group.pid, watch.pids["sleep"]}
+    assert set(process_markers.find_marked(run_id)) == {group.pid, watch.pids["sleep"]}
     assert await group.stop(LIMIT_S) == 0
     assert (await ending(group)).reason == "stopped as asked"
 
@@ -62,7 +62,7 @@ async def test_an_exit_is_told_with_code_reason_and_the_end_of_the_log(
     watch: Members, run_id: str, tmp_path: Path
 ) -> None:
     group = await started(watch.spec("exit", tmp_path), run_id)
-    with counter.Counter(tmp_path / "group.0.1" / "counter") as tokens:
+    with mmap_counter.MmapCounter(tmp_path / "group.0.1" / "counter") as tokens:
         tokens.add(12)
     exit_ = await ending(group)
     assert (exit_.code, exit_.reason, exit_.counter) == (3, "exited with code 3", 12)
@@ -93,7 +93,7 @@ async def test_pl_01_kill_9_of_the_launcher_leaves_nobody(
     os.kill(group.pid, signal.SIGKILL)
     assert (await ending(group)).reason == "killed by signal 9 (Killed)"
     await watch.ended("daemon")
-    assert members.find_marked(run_id) == []
+    assert process_markers.find_marked(run_id) == []
 
 
 @pytest.mark.parametrize("end", ["stop", "kill the member", "kill the launcher"])
@@ -106,7 +106,7 @@ async def test_pl_02_who_escaped_with_another_environment_and_session_ends_with_
         watch.spec("", tmp_path, group="launcher", arguments=(spec, run_id), **module), run_id
     )
     await watch.up("escape", "escaped")
-    assert watch.pids["escaped"] not in members.find_marked(run_id)
+    assert watch.pids["escaped"] not in process_markers.find_marked(run_id)
     match end:
         case "stop":
             await launcher.stop(0)
@@ -146,9 +146,9 @@ async def test_who_does_not_end_on_sigkill_is_named(
     await watch.up("sleep")
     with monkeypatch.context() as patch:
         patch.setattr(
-            members, "send", lambda fds, number: None
+            process_markers, "send", lambda fds, number: None
         )  # as to a process that is stuck in the kernel
-        killed = await members.kill_run(run_id, limit_s=0.01)
+        killed = await process_markers.kill_run(run_id, limit_s=0.01)
     assert len(killed.survivors) == 2
     assert any(f"pid {watch.pids['sleep']} (python" in text for text in killed.survivors), killed
     await group.stop(0)
@@ -190,7 +190,7 @@ async def test_pl_02_kill_9_of_whoever_started_a_group_ends_it(
 
 async def test_pl_02_who_starts_after_its_parent_died_ends_at_once(run_id: str) -> None:
     stale = os.environ | {"PEARL_PARENT": "1"}  # adopted, as the check sees it
-    code = "from pearl.runtime.lifeline import watch_parent; watch_parent(); print('alive')"
+    code = "from pearl.runtime.parent_death import watch_parent; watch_parent(); print('alive')"
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-c", code, env=stale, stdout=asyncio.subprocess.PIPE
     )
@@ -204,10 +204,10 @@ async def test_kill_run_never_touches_another_run(watch: Members, run_id: str, t
     mine = await started(watch.spec("stubborn", tmp_path), run_id)
     other = await started(watch.spec("sleep", tmp_path, group="group.1.1"), other_id)
     await watch.up("stubborn", "sleep")
-    assert (await members.kill_run(run_id)).num_killed == 2  # with its subreaper
+    assert (await process_markers.kill_run(run_id)).num_killed == 2  # with its subreaper
     await watch.ended("stubborn")
     assert watch.living() == {"sleep"}
-    assert await members.kill_run(run_id) == (0, ())
+    assert await process_markers.kill_run(run_id) == (0, ())
     await other.stop(0)
     for group in (mine, other):
         await ending(group)
@@ -226,7 +226,7 @@ def test_arguments_of_ranks_are_no_templates(watch: Members, tmp_path: Path) -> 
 
     names = ("/runs/$$a ${local_rank}", "$local_rank", "%d{x}")
     spec = watch.spec("rank", tmp_path, num_processes=2, arguments=names)
-    words = process.command_line(spec, Path("/runs/$$a"))
+    words = process_group.command_line(spec, Path("/runs/$$a"))
     ranks = macros.substitute(words[words.index("--log-directory") :], "7")
     assert ranks == ["--log-directory", "/runs/$$a", spec.module, *names]
 
@@ -257,11 +257,11 @@ async def test_nw_01_two_torchrun_groups_start_at_once_and_end_alone(
         assert others.living() == {"rank0", "rank1"}
         awaited: list[int] = []
 
-        async def wait_gone(fds: Sequence[int], limit_s: float) -> bool:
+        async def wait_exited(fds: Sequence[int], limit_s: float) -> bool:
             awaited.extend(_pid_of(fd) for fd in fds)
-            return await gone.wait_gone(fds, limit_s)
+            return await pidfd.wait_exited(fds, limit_s)
 
-        monkeypatch.setattr(process, "wait_gone", wait_gone)
+        monkeypatch.setattr(process_group, "wait_exited", wait_exited)
         (torchrun,) = psutil.Process(groups[1].pid).children()
         await groups[1].stop(LIMIT_S)
         assert torchrun.pid not in awaited, "a launcher has nothing to finish"

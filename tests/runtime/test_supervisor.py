@@ -3,7 +3,7 @@ import logging
 
 import pytest
 
-from pearl.runtime.limited_log import LimitedLog
+from pearl.runtime.rate_limited_log import RateLimitedLogger
 from pearl.runtime.supervisor import RestartLimit, TaskFailedError, supervise
 
 LIMIT_S = 10.0
@@ -78,7 +78,7 @@ def test_restarts_are_limited_within_the_window_and_forgotten_after_it() -> None
 def test_me_03_a_line_that_comes_all_the_time_is_said_once_in_a_while_with_its_count(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    limited = LimitedLog(logging.getLogger("test"), period_s=60.0)
+    limited = RateLimitedLogger(logging.getLogger("test"), period_s=60.0)
     for tick in range(121_000):
         limited.warning(tick / 1000, "peer %d is down", 7)
     assert [record.getMessage() for record in caplog.records] == [

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pearl.runtime import segments
+from pearl.runtime import wal
 from pearl.runtime.token_store import TokenStore
 from pearl.runtime.trajectory_tokens import Span
-from pearl.state.trajectory import VersionRun
-from pearl.state.weights import Version
+from pearl.types.trajectory import VersionRun
+from pearl.types.weights import Version
 
 V1, V2 = Version(0, 1), Version(0, 2)
 
@@ -124,7 +124,7 @@ def test_ck_04_a_crash_at_any_byte_of_the_last_flush(tmp_path: Path) -> None:
     store = TokenStore(tmp_path / "whole")
     two_turns(store)
     store.flush()
-    path = segments.segment_path(tmp_path / "whole", 1)
+    path = wal.segment_path(tmp_path / "whole", 1)
     before, expected = path.stat().st_size, store.view(7)
     store.truncate(7, 2)
     store.append(8, "prompt", 0, ids(1))
@@ -133,7 +133,7 @@ def test_ck_04_a_crash_at_any_byte_of_the_last_flush(tmp_path: Path) -> None:
     for size in range(before, len(whole)):
         crashed = tmp_path / str(size)
         crashed.mkdir()
-        segments.segment_path(crashed, 1).write_bytes(whole[:size])
+        wal.segment_path(crashed, 1).write_bytes(whole[:size])
         again = TokenStore(crashed)
         assert (again.torn_bytes, again.trajectories(), again.view(7)) == (size - before, [7], expected)
         again.append(7, "observation", 1, ids(11))

@@ -14,7 +14,7 @@ from pearl import config as settings
 from pearl.sim.hardware import Costs, Hardware, TrainingSpeed, WorkerSpeed
 from pearl.sim.simulation import Simulation
 from pearl.sim.workload import Synthetic, SyntheticWorkload
-from pearl.state.trace import TraceEvent
+from pearl.types.trace import TraceEvent
 
 STEPS = 6
 """Under each budget."""
@@ -97,10 +97,10 @@ def outcome(pd: str, seed: int, *more: str) -> Outcome:
     config = settings.load(CONFIG, [*SETTINGS, f"elastic.pd={pd}", f"run.seed={seed}", *more])
     simulation = Simulation(config, Synthetic("test", seed, WORKLOAD), HARDWARE, seed, trace=TRACE)
     summary = simulation.run(1e4).summary
-    assert len(simulation.tally.steps) == 4 * STEPS
-    targets = [""] + [str(decision["target"]) for decision in simulation.tally.decisions]
+    assert len(simulation.metrics.steps) == 4 * STEPS
+    targets = [""] + [str(decision["target"]) for decision in simulation.metrics.decisions]
     return Outcome(
-        sum(step.seconds for step in simulation.tally.steps),
+        sum(step.seconds for step in simulation.metrics.steps),
         [after for before, after in pairwise(targets) if before != after],
         summary["mode_switches"],
         summary["ratio_switches"],

@@ -8,9 +8,9 @@ import pytest
 from pearl.sim.clock import VirtualClock
 from pearl.sim.engine import Engine
 from pearl.sim.hardware import WorkerSpeed
-from pearl.sim.passes import many_passes, whole_passes
+from pearl.sim.iteration_times import iterations_seconds, iterations_within
 from pearl.sim.requests import Progress, Request
-from pearl.state.ids import AttemptId
+from pearl.types.ids import AttemptId
 
 SPEED = WorkerSpeed(
     gpus=1,
@@ -55,7 +55,7 @@ def test_one_sequence_is_one_prefill_pass_and_a_pass_a_token() -> None:
     trial = Trial()
     trial.add(0.0, 1, context=50, make=21)
     time, one = trial.run()[1]
-    # The pass that prefills 50 tokens samples the first token: 10 + 5 ms. Twenty more passes of 10 + 1 ms.
+    # The iteration that prefills 50 tokens samples the first token: 10 + 5 ms. Twenty more iterations of 10 + 1 ms.
     assert time == pytest.approx(0.015 + 20 * 0.011)
     assert (one.made, one.prefilled_tokens, one.finish) == (21, 50, "stop")
     assert trial.engine.busy_seconds == pytest.approx(time)
@@ -66,7 +66,7 @@ def test_two_sequences_together_slow_each_other_by_b() -> None:
     trial.add(0.0, 1, context=50, make=11)
     trial.add(0.0, 2, context=50, make=21)
     ended = trial.run()
-    # Both prefill in one pass (10 + 10 ms), then ten passes of 10 + 2 ms, then ten of 10 + 1 ms.
+    # Both prefill in one iteration (10 + 10 ms), then ten iterations of 10 + 2 ms, then ten of 10 + 1 ms.
     assert ended[1][0] == pytest.approx(0.020 + 10 * 0.012)
     assert ended[2][0] == pytest.approx(0.020 + 10 * 0.012 + 10 * 0.011)
 
@@ -76,8 +76,8 @@ def test_a_prefill_steals_the_time_of_its_tokens_from_all_that_decode() -> None:
     trial.add(0.0, 1, context=50, make=101)
     trial.add(0.0205, 2, context=250, make=1)
     ended = trial.run()
-    # The first has its first token at 15 ms and passes end at 26, 37 ms, ...: the second begins at 26 ms with chunks
-    # of 100, 100 and 50 tokens: 21 + 21 + 16 ms beside one decoding sequence, instead of three passes of 11 ms.
+    # The first has its first token at 15 ms and iterations end at 26, 37 ms, ...: the second begins at 26 ms with chunks
+    # of 100, 100 and 50 tokens: 21 + 21 + 16 ms beside one decoding sequence, instead of three iterations of 11 ms.
     assert ended[2][0] == pytest.approx(0.026 + 0.021 + 0.021 + 0.016)
     assert ended[1][0] == pytest.approx(0.015 + 100 * 0.011 + 0.025)
     assert ended[2][1].prefilled_tokens == 250
@@ -176,11 +176,11 @@ def test_all_can_be_aborted_and_the_engine_goes_on() -> None:
 
 
 @pytest.mark.parametrize(("one", "growth"), [(0.01, 0.0), (0.01, 1e-6), (0.007, 2e-4)])
-@pytest.mark.parametrize("passes", [0, 1, 2, 7, 1000])
-def test_whole_passes_inverts_many_passes(passes: int, one: float, growth: float) -> None:
-    seconds = many_passes(passes, one, growth)
-    assert whole_passes(seconds, one, growth) == passes
-    assert whole_passes(seconds + one * 0.9, one, growth) == passes
+@pytest.mark.parametrize("iterations", [0, 1, 2, 7, 1000])
+def test_whole_passes_inverts_many_passes(iterations: int, one: float, growth: float) -> None:
+    seconds = iterations_seconds(iterations, one, growth)
+    assert iterations_within(seconds, one, growth) == iterations
+    assert iterations_within(seconds + one * 0.9, one, growth) == iterations
 
 
 def test_sums_over_passes_are_those_of_a_real_engine() -> None:

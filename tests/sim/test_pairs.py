@@ -9,7 +9,7 @@ from pearl.sim.engine import Engine
 from pearl.sim.pairs import Pairs
 from pearl.sim.requests import Progress, Request
 from pearl.sim.transfers import SharedLink
-from pearl.state.ids import AttemptId
+from pearl.types.ids import AttemptId
 
 FAST = msgspec.structs.replace(SPEED, kv_bytes_per_token=1000.0, kv_bandwidth_bytes_per_s=1e6)
 
@@ -76,7 +76,7 @@ def test_a_turn_is_prefilled_sent_and_decoded() -> None:
     trial = Trial()
     trial.begin(0.0, 1, context=50, make=11)
     run(trial.clock)
-    # 10 + 5 ms of prefill, 50 KB at 1 MB/s, ten passes of 10 + 1 ms: the first token comes with the keys and values.
+    # 10 + 5 ms of prefill, 50 KB at 1 MB/s, ten iterations of 10 + 1 ms: the first token comes with the keys and values.
     [(prefilled_s, half)] = trial.prefill.ended
     assert prefilled_s == pytest.approx(0.015)
     assert (half.made, half.prefilled_tokens, half.finish) == (0, 50, None)

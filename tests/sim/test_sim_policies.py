@@ -8,8 +8,8 @@ from pearl.config import ConfigError, load
 from pearl.sim import hardware, policies
 from pearl.sim.comparison import half_width_95, summarize
 from pearl.sim.job import Result, make_job, mean_gpus
-from pearl.state.trace import TraceEvent
 from pearl.traces import read_trace
+from pearl.types.trace import TraceEvent
 
 SEGMENTS = sorted((ROOT / "launch" / "traces" / "segments").glob("B_*.csv"))
 COLOCATED = ["config"] + [

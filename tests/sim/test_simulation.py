@@ -8,15 +8,15 @@ import msgspec
 import pytest
 from sim_runs import HARDWARE, SMALL, small_job
 
-from pearl.coordinator import replay
-from pearl.coordinator.core import Coordinator
-from pearl.coordinator.replay import encode_commands, encode_event
+from pearl.core.coordinator import Coordinator
 from pearl.runtime.journal import Entry, Journal, Opening, Segment
+from pearl.service import replay
+from pearl.service.replay import encode_commands, encode_event
 from pearl.sim.job import Result, build, run
-from pearl.state.commands import AnyCommand
-from pearl.state.events import AnyEvent
-from pearl.state.ids import GpuId
-from pearl.state.trace import TraceEvent
+from pearl.types.commands import AnyCommand
+from pearl.types.events import AnyEvent
+from pearl.types.ids import GpuId
+from pearl.types.trace import TraceEvent
 
 COMINGS_AND_GOINGS = (
     TraceEvent("arrive", at_s=0.0, count=4),

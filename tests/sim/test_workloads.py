@@ -11,7 +11,7 @@ import pytest
 from pearl.config import ConfigError
 from pearl.sim import workload_files
 from pearl.sim.workload import EnvLatency, Script
-from pearl.state.profile import Platform, Profile, Workload
+from pearl.types.profile import Platform, Profile, Workload
 
 
 def capped(script: Script, limit: int = 32768) -> tuple[int, int, int]:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pearl.state.trace import TraceEvent
 from pearl.traces import TraceError, at_most, counts, read_trace
+from pearl.types.trace import TraceEvent
 
 SHIPPED = Path(__file__).parents[2] / "launch" / "traces"
 PLAIN = "# from a cluster\nt_s,preemptible_gpus,rollout_gpus\n0,2,6\n60,4,8\n180,3,7\n"

@@ -18,15 +18,15 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from pearl.state.config import ModelConfig
-from pearl.state.messages.rollout import SamplingParams
-from pearl.state.weights import BucketSpec, Version
-from pearl.workers.links.checksum import canonical_tensors, dtype_name, model_checksum, tensor_bytes
-from pearl.workers.links.layout import image_bytes, lay_out
+from pearl.types.config import ModelConfig
+from pearl.types.messages.rollout import SamplingParams
+from pearl.types.weights import BucketSpec, Version
 from pearl.workers.model import build_model, resolve_device
 from pearl.workers.rollout.protocol import Delta, GenerateRequest
 from pearl.workers.rollout.torch_engine.core import EngineCore
 from pearl.workers.rollout.torch_engine.settings import EngineSettings
+from pearl.workers.weight_transfer.checksum import canonical_tensors, dtype_name, model_checksum, tensor_bytes
+from pearl.workers.weight_transfer.snapshot_layout import image_bytes, lay_out
 
 SIZES: dict[str, Any] = {
     "vocab_size": 40,

@@ -2,7 +2,7 @@
 
 from pearl.envs.bugfix import tokenizer as words
 from pearl.envs.bugfix.episode import BugfixEpisode
-from pearl.envs.bugfix.expert import Habit, demonstrate
+from pearl.envs.bugfix.expert import ExpertMix, demonstrate
 from pearl.envs.bugfix.task import NUM_EVALUATION_TASKS, Shape, check_shape, make_task
 from pearl.envs.protocol import EnvironmentSpec, Split
 
@@ -18,7 +18,7 @@ class BugfixEnvironment:
     ) -> None:
         """The keywords are ``environment.options``. ValueError names the one that is out of range."""
         self._shape = Shape(num_lines, num_symbols)
-        self._habit = Habit(_ratio("look_ratio", look_ratio), _ratio("look_weight", look_weight))
+        self._habit = ExpertMix(_ratio("look_ratio", look_ratio), _ratio("look_weight", look_weight))
         check_shape(self._shape)
 
     def describe(self) -> EnvironmentSpec:

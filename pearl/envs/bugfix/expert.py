@@ -16,12 +16,14 @@ FIRST_TASK = 1 << 40
 """Demonstrations use train tasks from here on: no run's own training gets that far."""
 
 
-class Habit(NamedTuple):
+class ExpertMix(NamedTuple):
     look_ratio: float  # of the demonstrations look before they edit
     look_weight: float  # loss weight of the tokens of looking; all other actions weigh 1
 
 
-def demonstrate(shape: Shape, habit: Habit, seed: int, index: int) -> tuple[list[int], list[float], float]:
+def demonstrate(
+    shape: Shape, habit: ExpertMix, seed: int, index: int
+) -> tuple[list[int], list[float], float]:
     """(ids, loss weight a position, reward) of demonstration ``index``; the same for the same arguments."""
     task = make_task(shape, "train", FIRST_TASK + index)
     draws = random.Random(f"bugfix/expert/{seed}/{index}")
@@ -39,7 +41,7 @@ def demonstrate(shape: Shape, habit: Habit, seed: int, index: int) -> tuple[list
     return ids, weights, reward
 
 
-def _plan(task: Task, shape: Shape, habit: Habit, draws: random.Random) -> list[Action]:
+def _plan(task: Task, shape: Shape, habit: ExpertMix, draws: random.Random) -> list[Action]:
     if draws.random() < habit.look_ratio:
         return [Test(), View(task.line), Edit(task.line, task.needed), Submit()]
     guess = draws.randrange(shape.num_symbols - 1)

@@ -1,6 +1,6 @@
 """Episodes that are all lengths and latencies; deterministic by seed, task and what the agent said.
 
-The last id of a prompt or an observation asks for the length of the next answer (``pearl.state.emulated``). What
+The last id of a prompt or an observation asks for the length of the next answer (``pearl.types.emulated_tokens``). What
 was said before is all that tells siblings of a group apart; it decides how they differ, and the reward.
 """
 
@@ -12,8 +12,8 @@ import xxhash
 
 from pearl.envs.emulated.workload import ProfileWorkload, RecordedWorkload, TaskPlan, Workload
 from pearl.envs.protocol import EnvironmentSpec, Observation, Split
-from pearl.runtime.draws import bits, counter_bits, lognormal, uniform
-from pearl.state import emulated
+from pearl.runtime.counter_rng import bits, counter_bits, lognormal, uniform
+from pearl.types import emulated_tokens
 
 MAX_TOKENS = 1 << 15
 """Of one prompt or observation; recorded ones reach half a million, which every environment worker would cut."""
@@ -86,9 +86,9 @@ class EmulatedEnvironment:
 
     def describe(self) -> EnvironmentSpec:
         return EnvironmentSpec(
-            vocabulary_size=emulated.VOCABULARY_SIZE,
-            stop_ids=(emulated.STOP_ID,),
-            pad_id=emulated.PAD_ID,
+            vocabulary_size=emulated_tokens.VOCABULARY_SIZE,
+            stop_ids=(emulated_tokens.STOP_ID,),
+            pad_id=emulated_tokens.PAD_ID,
             num_train_tasks=self._num_train_tasks,
             num_evaluation_tasks=self._num_evaluation_tasks,
             can_restore=True,
@@ -163,6 +163,6 @@ class EmulatedEpisode:
         """So many, the last of which asks for the turn's answer."""
         count = min(max(num_tokens, 1), MAX_TOKENS) - 1
         drawn = counter_bits(np.uint64(bits(self._history, 7)), np.arange(count))
-        drawn %= np.uint64(emulated.LENGTH_BASE - emulated.FIRST_CONTENT_ID)
-        content: list[int] = (drawn + np.uint64(emulated.FIRST_CONTENT_ID)).tolist()
-        return [*content, emulated.length_id(self._plan.output_tokens[self._place(turn)])]
+        drawn %= np.uint64(emulated_tokens.LENGTH_BASE - emulated_tokens.FIRST_CONTENT_ID)
+        content: list[int] = (drawn + np.uint64(emulated_tokens.FIRST_CONTENT_ID)).tolist()
+        return [*content, emulated_tokens.length_id(self._plan.output_tokens[self._place(turn)])]

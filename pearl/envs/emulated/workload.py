@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 import pearl
-from pearl.runtime.draws import bits, lognormal
+from pearl.runtime.counter_rng import bits, lognormal
 
 
 class TaskPlan(NamedTuple):

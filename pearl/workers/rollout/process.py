@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import get_args
 
-from pearl.runtime.counter import ENVIRONMENT_KEY, Counter
-from pearl.runtime.peer import Peer
-from pearl.state.config import Config
-from pearl.state.messages.control import Hello
+from pearl.runtime.mmap_counter import ENVIRONMENT_KEY, MmapCounter
+from pearl.runtime.rpc_client import RpcClient
+from pearl.types.config import Config
+from pearl.types.messages.control import Hello
 from pearl.workers.rollout.protocol import Engine, Role
-from pearl.workers.rollout.receiving import Receiver
 from pearl.workers.rollout.service import Message, RolloutService
+from pearl.workers.rollout.snapshot_protocol import Receiver
 
 CountTokens = Callable[[int], None]
 
@@ -43,7 +43,7 @@ async def serve_engine(
         kv_address,
     )
     runtime = config.runtime
-    peer = Peer(
+    peer = RpcClient(
         options.address,
         hello=hello,
         messages=Message,
@@ -71,7 +71,7 @@ def token_counter() -> Iterator[CountTokens | None]:
         yield None
         return
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with Counter(Path(path)) as counter:
+    with MmapCounter(Path(path)) as counter:
         yield counter.add
 
 

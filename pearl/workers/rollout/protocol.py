@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pearl.state.messages.rollout import IterationStat, SamplingParams
-from pearl.state.trajectory import FinishReason, VersionRun
-from pearl.state.weights import BucketSpec, TensorSpec, Version
+from pearl.types.messages.rollout import IterationStat, SamplingParams
+from pearl.types.trajectory import FinishReason, VersionRun
+from pearl.types.weights import BucketSpec, TensorSpec, Version
 
 Role = Literal["colocated", "prefill", "decode"]
 PauseMode = Literal["abort", "in_place", "retract"]
@@ -34,7 +34,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """New tokens of an attempt. The last delta of an attempt has ``finish``, or, of a prefill half whose KV is over,
+    """New tokens of an attempt. The last delta of an attempt has ``finish``, or, of a prefill stage whose KV is over,
     is ``handed_over``; there is exactly one such."""
 
     attempt: int
@@ -121,6 +121,6 @@ class Engine(Protocol):
     def load(self) -> EngineLoad: ...
 
     def iteration_stats(self) -> list[IterationStat]:
-        """Passes since the last call; bounded, oldest dropped first."""
+        """Iterations since the last call; bounded, oldest dropped first."""
 
     async def shutdown(self) -> None: ...

@@ -14,10 +14,10 @@ from typing import assert_never
 
 import msgspec
 
-from pearl.runtime.peer import Peer
-from pearl.state.config import Config
-from pearl.state.messages.control import Heartbeat
-from pearl.state.messages.rollout import (
+from pearl.runtime.rpc_client import RpcClient
+from pearl.types.config import Config
+from pearl.types.messages.control import Heartbeat
+from pearl.types.messages.rollout import (
     Abort,
     Activate,
     ActivateReply,
@@ -30,14 +30,14 @@ from pearl.state.messages.rollout import (
     UpdateWeights,
     UpdateWeightsReply,
 )
-from pearl.state.weights import SourceLostError, SupersededVersionError, UpdateMode
-from pearl.workers.links.errors import SourceGoneError, SupersededError, TransferError
-from pearl.workers.residency.errors import ResidencyError
-from pearl.workers.rollout.changes import Changes, StoppedError
+from pearl.types.weights import SourceLostError, SupersededVersionError, UpdateMode
+from pearl.workers.memory_offload.errors import ResidencyError
+from pearl.workers.rollout.exclusive_operation import ExclusiveOperation, StoppedError
+from pearl.workers.rollout.live_requests import Requests
 from pearl.workers.rollout.protocol import Engine, MemoryTag, UnsupportedError
-from pearl.workers.rollout.receiving import Receiver
-from pearl.workers.rollout.requests import Requests
-from pearl.workers.rollout.weights import WeightLoader
+from pearl.workers.rollout.snapshot_protocol import Receiver
+from pearl.workers.rollout.weight_loader import WeightLoader
+from pearl.workers.weight_transfer.errors import SourceGoneError, SupersededError, TransferError
 
 log = logging.getLogger(__name__)
 
@@ -56,11 +56,11 @@ class RolloutService:
         self._engine = engine
         self._requests = Requests(config.rollout, name, engine)
         self._weights = WeightLoader(engine, receiver, config.weights.transport)
-        self._changes = Changes()
+        self._exclusive = ExclusiveOperation()
         self._is_released = False  # takes no requests: released, or on the way there or back
         self._num_changes = 0
 
-    def connect(self, peer: Peer) -> None:
+    def connect(self, peer: RpcClient) -> None:
         """Where frames go that must be out before an answer."""
         self._requests.connect(peer)
 
@@ -69,7 +69,7 @@ class RolloutService:
         self._num_changes += 1
         log.info("%s: engine %s started", self._name, self._engine.name)
 
-    async def send_frames(self, peer: Peer) -> None:
+    async def send_frames(self, peer: RpcClient) -> None:
         """Until the peer has ended."""
         self._requests.connect(peer)
         await self._requests.send_frames()
@@ -95,12 +95,12 @@ class RolloutService:
         return None
 
     def heartbeat(self) -> Heartbeat:
-        current = self._changes.current
+        current = self._exclusive.current
         progress = self._requests.num_deltas + self._num_changes
         return Heartbeat(progress, current or "", self._requests.num_live + (current is not None))
 
     async def _generate(self, message: Generate) -> None:
-        if self._is_released or self._changes.current is not None:
+        if self._is_released or self._exclusive.current is not None:
             self._requests.refuse(message.attempt, "abort")
         else:
             await self._requests.generate(message)
@@ -110,7 +110,7 @@ class RolloutService:
     async def _update(self, message: UpdateWeights) -> UpdateWeightsReply:
         version = message.snapshot.version
         try:
-            async with self._changes.one("updating", self._config.runtime.update_timeout_s):
+            async with self._exclusive.run("updating", self._config.runtime.update_timeout_s):
                 return await self._take(message)
         except SupersededError as error:
             raise SupersededVersionError(f"{self._name}: {error}") from error
@@ -154,7 +154,7 @@ class RolloutService:
         began = loop.time()
         limit_s = message.drain_limit_s
         try:
-            async with self._changes.one("switching", limit_s + self._config.runtime.update_timeout_s):
+            async with self._exclusive.run("switching", limit_s + self._config.runtime.update_timeout_s):
                 await self._drain(limit_s)
                 await self._engine.set_role(message.role)
         except FAILURES as error:
@@ -179,9 +179,9 @@ class RolloutService:
 
     async def _release(self) -> ReleaseReply:
         self._is_released = True
-        self._changes.stop()
+        self._exclusive.stop()
         try:
-            async with self._changes.one("releasing", self._config.elastic.release_limit_s):
+            async with self._exclusive.run("releasing", self._config.elastic.release_limit_s):
                 return await self._let_go()
         except FAILURES as error:
             raise ValueError(f"{self._name}: not released: {error}") from error
@@ -209,7 +209,7 @@ class RolloutService:
     async def _activate(self, message: Activate) -> ActivateReply:
         self._is_released = True  # whatever comes of it: it serves only when all is done
         try:
-            async with self._changes.one("activating", self._config.runtime.update_timeout_s):
+            async with self._exclusive.run("activating", self._config.runtime.update_timeout_s):
                 reply = await self._wake(message)
                 self._is_released = False
                 return reply

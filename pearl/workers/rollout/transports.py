@@ -2,9 +2,9 @@
 
 import argparse
 
-from pearl.state.config import Config
-from pearl.workers.links.address import advertised_address
+from pearl.types.config import Config
 from pearl.workers.rollout.kv_transfer.transport import KvTransport
+from pearl.workers.weight_transfer.address import advertised_address
 
 LOOPBACK = "tcp://127."
 """A coordinator there has all its workers on its own host."""

@@ -15,9 +15,8 @@ import msgspec
 import torch
 import uvloop
 
-from pearl.runtime.lifeline import watch_parent
-from pearl.state.config import Config
-from pearl.workers.links.receiver import Receiver
+from pearl.runtime.parent_death import watch_parent
+from pearl.types.config import Config
 from pearl.workers.model import build_model, resolve_device, use_one_thread
 from pearl.workers.rollout.kv_transfer.transport import KvTransport
 from pearl.workers.rollout.process import CountTokens, parse, serve_engine, token_counter
@@ -26,6 +25,7 @@ from pearl.workers.rollout.sglang.worker import serve_sglang
 from pearl.workers.rollout.torch_engine.engine import TorchEngine
 from pearl.workers.rollout.torch_engine.settings import settings_of
 from pearl.workers.rollout.transports import make_transport
+from pearl.workers.weight_transfer.receiver import Receiver
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pearl.workers.training.commands import Command
+from pearl.workers.training.rank_commands import Command
 
 IDLE_LIMIT = timedelta(days=365)
 """Longer than any job: what ends the wait is the launcher, which ends the whole world when one rank is gone."""

@@ -15,10 +15,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from pearl.state.config import ModelConfig
-from pearl.workers.links.checksum import canonical_tensors
+from pearl.types.config import ModelConfig
 from pearl.workers.model import build_model
 from pearl.workers.training.packing import NAME
+from pearl.workers.weight_transfer.checksum import canonical_tensors
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Per-parameter tensors of AdamW."""
@@ -71,7 +71,7 @@ class Policy:
         """This rank's parts of those there are."""
         for parameter in self.parameters.values():
             if parameter.grad is not None:
-                yield local(parameter.grad)
+                yield local_shard(parameter.grad)
 
     def reshard(self) -> None:
         """After a forward without a backward: until then the root keeps the gathered weights, old or new."""
@@ -89,7 +89,7 @@ class Policy:
         """Take every tensor whole from ``read(name)`` and keep this rank's part."""
         with torch.no_grad():
             for name, tensor in self.tensors():
-                local(tensor).copy_(local(shard_as(read(name), tensor)))
+                local_shard(tensor).copy_(local_shard(shard_like(read(name), tensor)))
 
     # keeping and lending weights
 
@@ -100,20 +100,20 @@ class Policy:
     def assign(self, weights: dict[str, torch.Tensor]) -> None:
         with torch.no_grad():
             for name, tensor in self.tensors():
-                local(tensor).copy_(local(weights[name]))
+                local_shard(tensor).copy_(local_shard(weights[name]))
 
 
-def local(tensor: torch.Tensor) -> torch.Tensor:
+def local_shard(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part, sharing its storage."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
+def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """The whole tensor on every rank. A collective."""
     return tensor.full_tensor().detach() if isinstance(tensor, DTensor) else tensor.detach()
 
 
-def shard_as(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def shard_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """``tensor``, which every rank holds whole, in the form of ``like``. No collective."""
     moved = tensor.to(like.device, like.dtype)
     if not isinstance(like, DTensor):
@@ -166,6 +166,6 @@ def load_optimizer(
     """The inverse of ``optimizer_tensors`` on whole tensors, for any number of ranks."""
     for name, parameter in policy.parameters.items():
         if f"step.{name}" in names:
-            state = {kind: shard_as(read(f"{kind}.{name}"), parameter) for kind in MOMENTS}
+            state = {kind: shard_like(read(f"{kind}.{name}"), parameter) for kind in MOMENTS}
             step = read(f"step.{name}").to(policy.device)
             optimizer.state[parameter] = {"step": step, **state}

@@ -12,7 +12,7 @@ from pearl.workers.training.samples import TrainingSample
 
 
 class MicroBatch:
-    """``old_M`` and ``reference_M`` are filled in by passes without gradient, where the loss needs them."""
+    """``old_M`` and ``reference_M`` are filled in by iterations without gradient, where the loss needs them."""
 
     def __init__(
         self, samples: Sequence[TrainingSample], advantages: Sequence[float], device: torch.device

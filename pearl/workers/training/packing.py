@@ -18,7 +18,7 @@ from transformers import AttentionInterface
 NAME = "pearl_packed"
 
 
-class Spread(NamedTuple):
+class PaddingMap(NamedTuple):
     """How packed places become padded ones and back."""
 
     num_rows: int
@@ -30,7 +30,7 @@ class Spread(NamedTuple):
 class Packed(NamedTuple):
     ids_T: torch.Tensor
     positions_T: torch.Tensor
-    spread: Spread
+    spread: PaddingMap
     queries_M: torch.Tensor  # packed places whose logits predict the trained tokens
     targets_M: torch.Tensor
 
@@ -60,16 +60,16 @@ def pack(
     return Packed(tensor(cut), tensor(places), _spread(lengths, device), tensor(queries), tensor(targets))
 
 
-def _spread(lengths: npt.NDArray[np.int64], device: torch.device) -> Spread:
+def _spread(lengths: npt.NDArray[np.int64], device: torch.device) -> PaddingMap:
     longest = int(lengths.max())
     if (lengths == longest).all():
-        return Spread(len(lengths), longest, None, None)
+        return PaddingMap(len(lengths), longest, None, None)
     columns = np.arange(longest)
     is_real = columns < lengths[:, None]
     # Padding repeats the row's last token, so that the gather stays within the row.
     starts = np.cumsum(lengths) - lengths
     sources = starts[:, None] + np.minimum(columns, lengths[:, None] - 1)
-    return Spread(
+    return PaddingMap(
         len(lengths),
         longest,
         torch.from_numpy(sources.reshape(-1)).to(device),
@@ -85,7 +85,7 @@ def packed_attention(
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    spread: Spread | None = None,
+    spread: PaddingMap | None = None,
     **features: Any,
 ) -> tuple[torch.Tensor, None]:
     """[1, heads, T, D] each -> [1, T, H, D]."""
@@ -110,7 +110,7 @@ def packed_attention(
     return output_THD[None], None
 
 
-def _pad(states: torch.Tensor, spread: Spread) -> torch.Tensor:
+def _pad(states: torch.Tensor, spread: PaddingMap) -> torch.Tensor:
     """[heads, T, D] -> [N, heads, L, D]."""
     if spread.sources is not None:
         states = states.index_select(1, spread.sources)

@@ -5,16 +5,16 @@ import os
 import socket
 from collections.abc import Sequence
 
-from pearl.runtime.peer import Peer
-from pearl.state.config import Config
-from pearl.state.messages.control import Hello
+from pearl.runtime.rpc_client import RpcClient
+from pearl.types.config import Config
+from pearl.types.messages.control import Hello
 from pearl.workers.training.service import Message, TrainingService
 
 
-def make_peer(options: argparse.Namespace, config: Config, service: TrainingService) -> Peer:
+def make_peer(options: argparse.Namespace, config: Config, service: TrainingService) -> RpcClient:
     runtime = config.runtime
     hello = Hello("training", 0, options.incarnation, socket.gethostname(), os.getpid(), options.run_id)
-    return Peer(
+    return RpcClient(
         options.address,
         hello=hello,
         messages=Message,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pearl.state.messages.training import Sample
+from pearl.types.messages.training import Sample
 
 log = logging.getLogger(__name__)
 

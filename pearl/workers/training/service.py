@@ -9,9 +9,9 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Protocol
 
-from pearl.state.config import Config
-from pearl.state.messages.control import Ack, Heartbeat, Shutdown
-from pearl.state.messages.training import (
+from pearl.types.config import Config
+from pearl.types.messages.control import Ack, Heartbeat, Shutdown
+from pearl.types.messages.training import (
     AddDemonstrations,
     AddSamples,
     Demonstration,
@@ -25,7 +25,7 @@ from pearl.state.messages.training import (
     TrainStep,
     TrainStepReply,
 )
-from pearl.workers.training.commands import Begin, Command, Progress, Step
+from pearl.workers.training.rank_commands import Begin, Command, Progress, Step
 
 Message = AddSamples | AddDemonstrations | StartTraining | TrainStep | Offload | Restore | Shutdown
 Reply = StartTrainingReply | TrainStepReply | OffloadReply | RestoreReply

@@ -15,16 +15,12 @@ import torch
 import torch.distributed as dist
 import xxhash
 
-from pearl.state.config import Config
-from pearl.state.messages.training import Demonstration, Sample
-from pearl.state.weights import Snapshot, Version
-from pearl.workers.links.checksum import dtype_name
-from pearl.workers.links.image import SnapshotStore
-from pearl.workers.links.layout import lay_out
+from pearl.types.config import Config
+from pearl.types.messages.training import Demonstration, Sample
+from pearl.types.weights import Snapshot, Version
 from pearl.workers.training import fsdp
 from pearl.workers.training.batching import deal_groups
 from pearl.workers.training.checkpoint import CheckpointStore
-from pearl.workers.training.commands import Progress
 from pearl.workers.training.fsdp import Policy
 from pearl.workers.training.grpo import (
     LossSettings,
@@ -33,12 +29,16 @@ from pearl.workers.training.grpo import (
     shuffle_in_groups,
     token_losses,
 )
+from pearl.workers.training.learning_rate import learning_rate
 from pearl.workers.training.micro_batch import MicroBatch, Update, make_update
+from pearl.workers.training.rank_commands import Progress
 from pearl.workers.training.samples import TrainingSample, unpack
-from pearl.workers.training.schedule import learning_rate
 from pearl.workers.training.scoring import Scores, score
-from pearl.workers.training.tally import Tally, finite_only, sample_metrics
+from pearl.workers.training.step_metrics import StepMetrics, finite_only, sample_metrics
 from pearl.workers.training.warm_start import warm_start
+from pearl.workers.weight_transfer.checksum import dtype_name
+from pearl.workers.weight_transfer.snapshot_image import SnapshotStore
+from pearl.workers.weight_transfer.snapshot_layout import lay_out
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class Trainer:
         if self._loss.kl_coefficient and REFERENCE in checkpoint.parts():
             with checkpoint.reader(REFERENCE) as read:
                 own = self.policy.tensors()
-                self._reference = {name: fsdp.shard_as(read(name), tensor) for name, tensor in own}
+                self._reference = {name: fsdp.shard_like(read(name), tensor) for name, tensor in own}
         else:
             self._keep_reference()
         self.version = Version(lineage, step)
@@ -140,8 +140,8 @@ class Trainer:
         self.progress.busy = "training"
         unpacked = unpack(samples, self.policy.vocabulary_size)
         updates = self._updates(step, unpacked)
-        tally = Tally(self.policy.device)
-        self._score_ahead(updates)
+        tally = StepMetrics(self.policy.device)
+        self._compute_old_logprobs(updates)
         rate = learning_rate(step, self._config.training, self._config.run.num_steps)
         norms, skipped = [0.0], 0
         for update in updates:
@@ -182,22 +182,22 @@ class Trainer:
             for chosen in deal_groups(groups_S.tolist(), training.updates_per_step)
         ]
 
-    def _score_ahead(self, updates: Sequence[Update]) -> None:
+    def _compute_old_logprobs(self, updates: Sequence[Update]) -> None:
         """Log-probs that the loss needs and that its own pass does not give."""
         if len(updates) > 1:
             for micro_batch in self._each(updates):
-                micro_batch.old_M = self._score_quietly(micro_batch)
+                micro_batch.old_M = self._logprobs_no_grad(micro_batch)
             self.policy.reshard()
         if self._reference is not None:
             own = self.policy.clone()
             self.policy.assign(self._reference)
             for micro_batch in self._each(updates):
-                micro_batch.reference_M = self._score_quietly(micro_batch)
+                micro_batch.reference_M = self._logprobs_no_grad(micro_batch)
             self.policy.reshard()
             self.policy.assign(own)
 
     @torch.no_grad()
-    def _score_quietly(self, micro_batch: MicroBatch) -> torch.Tensor:
+    def _logprobs_no_grad(self, micro_batch: MicroBatch) -> torch.Tensor:
         return self._score(micro_batch).logprobs_M
 
     def _each(self, updates: Sequence[Update]) -> list[MicroBatch]:
@@ -206,13 +206,13 @@ class Trainer:
     def _score(self, micro_batch: MicroBatch) -> Scores:
         return score(self.policy.model, micro_batch.packed, self._config.rollout.temperature)
 
-    def _update(self, update: Update, rate: float, tally: Tally) -> tuple[float, bool]:
+    def _update(self, update: Update, rate: float, tally: StepMetrics) -> tuple[float, bool]:
         for micro_batch in update.micro_batches:
             self._accumulate(micro_batch, update.num_tokens, tally)
             self.progress.count()
         return fsdp.apply_update(self.policy, self._optimizer, rate, self._config.training.max_grad_norm)
 
-    def _accumulate(self, micro_batch: MicroBatch, num_tokens: int, tally: Tally) -> None:
+    def _accumulate(self, micro_batch: MicroBatch, num_tokens: int, tally: StepMetrics) -> None:
         scores = self._score(micro_batch)
         old_M = scores.logprobs_M.detach() if micro_batch.old_M is None else micro_batch.old_M
         tokens = TokenBatch(old_M, micro_batch.rollout_M, micro_batch.advantages_M, micro_batch.reference_M)
@@ -229,12 +229,12 @@ class Trainer:
         own = [(name, self._served(tensor)) for name, tensor in self.policy.tensors()]
         if store is None:
             for _, tensor in own:
-                fsdp.whole(tensor)
+                fsdp.full_tensor(tensor)
             return None
         specs = lay_out((name, dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in own)
         with store.writing(self.version, specs) as writer:
             for name, tensor in own:
-                writer.write(name, fsdp.whole(tensor))
+                writer.write(name, fsdp.full_tensor(tensor))
         return store.latest
 
     def state(self) -> list[torch.Tensor]:
@@ -265,7 +265,7 @@ class Trainer:
         for part, tensors in parts:
             gathered = {}
             for name, tensor in tensors:
-                full = fsdp.whole(tensor)
+                full = fsdp.full_tensor(tensor)
                 if saving is not None:
                     gathered[name] = full.cpu()
             if saving is not None:

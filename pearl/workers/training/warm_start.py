@@ -7,19 +7,19 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from pearl.state.config import WarmStartConfig
-from pearl.state.messages.training import Demonstration
+from pearl.types.config import WarmStartConfig
+from pearl.types.messages.training import Demonstration
 from pearl.workers.training.batching import cut
 from pearl.workers.training.fsdp import Policy, apply_update, make_optimizer
+from pearl.workers.training.learning_rate import warmup
 from pearl.workers.training.packing import pack
-from pearl.workers.training.schedule import warmup
 from pearl.workers.training.scoring import score
 
 BETAS = (0.9, 0.95)
 MAX_GRAD_NORM = 1.0
 
 
-class Lesson:
+class PackedDemonstration:
     """A demonstration, unpacked. ``weights`` are those of ``positions``, none of them 0."""
 
     def __init__(self, demonstration: Demonstration, vocabulary_size: int) -> None:
@@ -54,7 +54,7 @@ def warm_start(
     Raises:
         ValueError: there is nothing to learn from, or a demonstration is malformed.
     """
-    lessons = [Lesson(demonstration, policy.vocabulary_size) for demonstration in demonstrations]
+    lessons = [PackedDemonstration(demonstration, policy.vocabulary_size) for demonstration in demonstrations]
     lessons = [lesson for lesson in lessons if len(lesson.positions)]
     if not lessons:
         raise ValueError(
@@ -87,7 +87,10 @@ def batches(count: int, batch_size: int, num_steps: int, seed: int) -> Iterator[
 
 
 def _accumulate(
-    policy: Policy, lessons: Sequence[Lesson], tokens_per_micro_batch: int, on_micro_batch: Callable[[], None]
+    policy: Policy,
+    lessons: Sequence[PackedDemonstration],
+    tokens_per_micro_batch: int,
+    on_micro_batch: Callable[[], None],
 ) -> float:
     """Gradients of the weighted mean over the whole batch -> that mean."""
     total = float(sum(np.abs(lesson.weights).sum(dtype=np.float64) for lesson in lessons))

@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 import uvloop
 
-from pearl.state.config import Config
-from pearl.state.messages.training import (
+from pearl.types.config import Config
+from pearl.types.messages.training import (
     Offload,
     OffloadReply,
     Restore,
@@ -31,17 +31,17 @@ from pearl.state.messages.training import (
     StartTrainingReply,
     TrainStepReply,
 )
-from pearl.workers.links.address import advertised_address
-from pearl.workers.links.image import SnapshotStore
-from pearl.workers.links.sender import LinkServer
 from pearl.workers.model import resolve_device, use_one_thread
 from pearl.workers.training.checkpoint import CheckpointStore
-from pearl.workers.training.commands import Begin, Command, Progress, Step, Stop
 from pearl.workers.training.control import ControlChannel
 from pearl.workers.training.process import make_peer, parse
-from pearl.workers.training.residency import TrainingResidency, check, slowest
+from pearl.workers.training.rank_commands import Begin, Command, Progress, Step, Stop
 from pearl.workers.training.service import Reply, TrainingService
+from pearl.workers.training.state_offload import TrainingResidency, check, slowest
 from pearl.workers.training.trainer import Trainer, checkpoint_root
+from pearl.workers.weight_transfer.address import advertised_address
+from pearl.workers.weight_transfer.sender import LinkServer
+from pearl.workers.weight_transfer.snapshot_image import SnapshotStore
 
 log = logging.getLogger(__name__)
 

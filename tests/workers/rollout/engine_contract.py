@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from engine_support import Answer, Image, gather, ids, request
 
-from pearl.state.weights import TensorSpec, Version
+from pearl.types.weights import TensorSpec, Version
 from pearl.workers.rollout.protocol import Delta, Engine, GenerateRequest, UnsupportedError
 
 LIMIT_S = 20.0
@@ -67,7 +67,7 @@ def edited(image: Image, name: str, **changes: object) -> tuple[TensorSpec, ...]
 
 async def test_serves_nothing_before_its_first_weights(subject: Subject) -> None:
     await subject.generate(request(1, ids(1, 9), 4))
-    await subject.engine.checksum()  # answered between passes: one would have run by now
+    await subject.engine.checksum()  # answered between iterations: one would have run by now
     assert subject.deltas == []
     await subject.take(1)
     found = await subject.finished(1)

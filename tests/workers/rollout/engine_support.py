@@ -9,16 +9,16 @@ import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
-from pearl.state.config import ModelConfig
-from pearl.state.messages.rollout import SamplingParams
-from pearl.state.trajectory import VersionRun
-from pearl.state.weights import BucketSpec, TensorSpec, Version
-from pearl.workers.links.checksum import canonical_tensors, dtype_name, model_checksum, tensor_bytes
-from pearl.workers.links.layout import bucket_edges, image_bytes, lay_out
+from pearl.types.config import ModelConfig
+from pearl.types.messages.rollout import SamplingParams
+from pearl.types.trajectory import VersionRun
+from pearl.types.weights import BucketSpec, TensorSpec, Version
 from pearl.workers.model import build_model
 from pearl.workers.rollout.protocol import Delta, GenerateRequest
 from pearl.workers.rollout.torch_engine.core import EngineCore
 from pearl.workers.rollout.torch_engine.settings import EngineSettings
+from pearl.workers.weight_transfer.checksum import canonical_tensors, dtype_name, model_checksum, tensor_bytes
+from pearl.workers.weight_transfer.snapshot_layout import bucket_edges, image_bytes, lay_out
 
 VOCABULARY = 32
 MODEL = ModelConfig(initializer_range=0.2)  # spread logits: no near ties between ids

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from pearl.state.weights import Version
+from pearl.types.weights import Version
 from pearl.workers.rollout.kv_transfer.frames import (
     LENGTH,
     AnyFrame,
@@ -158,7 +158,7 @@ def address_of(engine: FakeEngine) -> str:
     return str(engine.transport.address)
 
 
-class Peer:
+class RpcClient:
     """A side that says what a test wants."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -180,19 +180,21 @@ class Peer:
 
 
 @asynccontextmanager
-async def prefill_peer(engine: FakeEngine, attempt: int, token: str | None = None) -> AsyncIterator[Peer]:
+async def prefill_peer(
+    engine: FakeEngine, attempt: int, token: str | None = None
+) -> AsyncIterator[RpcClient]:
     assert engine.transport is not None
     address = engine.transport.address
-    peer = Peer(*await asyncio.open_connection(address.host, address.port))
+    peer = RpcClient(*await asyncio.open_connection(address.host, address.port))
     peer.say(Hello(address.token if token is None else token, attempt, "rollout.0.1"))
     yield peer
     peer.writer.close()
 
 
 @asynccontextmanager
-async def decode_peer() -> AsyncIterator[tuple[str, "asyncio.Future[Peer]"]]:
-    met: asyncio.Future[Peer] = asyncio.get_running_loop().create_future()
-    server = await asyncio.start_server(lambda r, w: met.set_result(Peer(r, w)), "127.0.0.1", 0)
+async def decode_peer() -> AsyncIterator[tuple[str, "asyncio.Future[RpcClient]"]]:
+    met: asyncio.Future[RpcClient] = asyncio.get_running_loop().create_future()
+    server = await asyncio.start_server(lambda r, w: met.set_result(RpcClient(r, w)), "127.0.0.1", 0)
     yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}/token", met
     server.close()
     (await met).writer.close()

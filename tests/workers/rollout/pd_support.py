@@ -67,7 +67,7 @@ class Worker:
         """For a look at it while nothing runs."""
         core = self.engine._core
         assert core is not None
-        await self.engine.checksum()  # between passes
+        await self.engine.checksum()  # between iterations
         return core
 
     async def is_clean(self) -> bool:
@@ -124,7 +124,7 @@ async def send(
     await prefill.engine.generate(msgspec.structs.replace(whole, pair=decode.address), prefill.emit)
 
 
-def half(whole: GenerateRequest, pair: str) -> GenerateRequest:
+def stage(whole: GenerateRequest, pair: str) -> GenerateRequest:
     return msgspec.structs.replace(whole, pair=pair)
 
 

@@ -15,9 +15,9 @@ from engine_support import MODEL, VOCABULARY
 
 from pearl.workers.rollout.protocol import Role
 from pearl.workers.rollout.sglang.engine import SglangEngine
-from pearl.workers.rollout.sglang.meeting import MeetingPoint
 from pearl.workers.rollout.sglang.model_files import write_model
-from pearl.workers.rollout.sglang.running import CountTokens
+from pearl.workers.rollout.sglang.pair_rendezvous import PairRendezvous
+from pearl.workers.rollout.sglang.request_manager import CountTokens
 from pearl.workers.rollout.sglang.server import Server
 from pearl.workers.rollout.sglang.settings import SglangSettings
 
@@ -92,7 +92,7 @@ def settings_in(directory: Path, **changes: object) -> SglangSettings:
 
 @contextmanager
 def running_servers(*roles: Role) -> Iterator[list[tuple[Server, SglangSettings]]]:
-    """Servers that outlive event loops, all started at once."""
+    """Servers that wait_exited event loops, all started at once."""
     with tempfile.TemporaryDirectory() as name:
         found = []
         for index, _ in enumerate(roles):
@@ -120,7 +120,7 @@ async def engine_on(
     server: Server,
     settings: SglangSettings,
     role: Role = "colocated",
-    point: MeetingPoint | None = None,
+    point: PairRendezvous | None = None,
     count_tokens: CountTokens | None = None,
 ) -> AsyncIterator[SglangEngine]:
     """A started engine without weights, as good as new."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import sglang_support
 from engine_support import MODEL, VOCABULARY
 
-from pearl.runtime.lifeline import watch_parent
+from pearl.runtime.parent_death import watch_parent
 from pearl.workers.rollout.sglang.engine import SglangEngine
 from pearl.workers.rollout.sglang.model_files import write_model
 from pearl.workers.rollout.sglang.server import Server

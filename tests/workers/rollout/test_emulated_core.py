@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from manual_clock import ManualClock
 
-from pearl.state import emulated
-from pearl.state.config import EmulatedConfig
-from pearl.state.messages.rollout import SamplingParams
-from pearl.state.weights import Version
+from pearl.types import emulated_tokens
+from pearl.types.config import EmulatedConfig
+from pearl.types.messages.rollout import SamplingParams
+from pearl.types.weights import Version
 from pearl.workers.emulated_model import NUM_BYTES, TENSORS, checksum_of, image_of
 from pearl.workers.rollout.emulated.core import EmulatedCore
 from pearl.workers.rollout.emulated.engine import MAX_BEHIND_S, NOMINAL_WEIGHT_BYTES, EmulatedEngine
@@ -31,7 +31,9 @@ TIMING: dict[str, Any] = {
 
 
 def settings(*, timing: dict[str, Any] | None = None, **changes: Any) -> EmulatedSettings:
-    return EmulatedSettings(emulated.VOCABULARY_SIZE, EmulatedConfig(**(TIMING | (timing or {}))), **changes)
+    return EmulatedSettings(
+        emulated_tokens.VOCABULARY_SIZE, EmulatedConfig(**(TIMING | (timing or {}))), **changes
+    )
 
 
 def take(core: EmulatedCore, step: int) -> str:
@@ -51,17 +53,17 @@ def ready(step: int = 1, **changes: Any) -> EmulatedCore:
 
 def prompt(seed: int, num_tokens: int, asked: int) -> np.ndarray[Any, np.dtype[np.int32]]:
     """Content, then the wish for a length."""
-    content = np.random.default_rng(seed).integers(2, emulated.LENGTH_BASE, num_tokens - 1)
-    return np.append(content, emulated.length_id(asked)).astype(np.int32)
+    content = np.random.default_rng(seed).integers(2, emulated_tokens.LENGTH_BASE, num_tokens - 1)
+    return np.append(content, emulated_tokens.length_id(asked)).astype(np.int32)
 
 
 def request(attempt: int, ids: Any, limit: int = 150, seed: int | None = None) -> GenerateRequest:
-    params = SamplingParams(limit, 1.0, (emulated.STOP_ID,))
+    params = SamplingParams(limit, 1.0, (emulated_tokens.STOP_ID,))
     return GenerateRequest(attempt, np.array(ids, np.int32), params, attempt if seed is None else seed)
 
 
 def run(core: EmulatedCore, *requests: GenerateRequest) -> tuple[dict[int, list[int]], list[float]]:
-    """To the end: ids by attempt, and the passes' seconds."""
+    """To the end: ids by attempt, and the iterations' seconds."""
     for entry in requests:
         core.submit(entry)
     seconds = []
@@ -70,7 +72,7 @@ def run(core: EmulatedCore, *requests: GenerateRequest) -> tuple[dict[int, list[
         assert took is not None
         seconds.append(took)
         core.end()
-    core.tell()
+    core.report()
     found: dict[int, list[int]] = {}
     for delta in core.deltas:
         found.setdefault(delta.attempt, []).extend(delta.ids)
@@ -115,10 +117,12 @@ def test_an_answer_is_as_long_as_was_asked_for_and_ends_with_the_stop() -> None:
     core = ready()
     found, _ = run(core, request(1, prompt(1, 10, 7)), request(2, prompt(2, 10, 7), limit=5))
     assert len(found[1]) == 7
-    assert found[1][-1] == emulated.STOP_ID
+    assert found[1][-1] == emulated_tokens.STOP_ID
     assert len(found[2]) == 5
     assert {delta.attempt: delta.finish for delta in core.deltas if delta.finish} == {1: "stop", 2: "length"}
-    assert all(emulated.FIRST_CONTENT_ID <= token < emulated.LENGTH_BASE for token in found[1][:-1])
+    assert all(
+        emulated_tokens.FIRST_CONTENT_ID <= token < emulated_tokens.LENGTH_BASE for token in found[1][:-1]
+    )
 
 
 def test_answers_of_a_group_differ_in_length_around_what_was_asked_for() -> None:
@@ -221,7 +225,7 @@ def test_requests_are_retracted_and_admitted_again_when_kv_runs_out() -> None:
         core.begin()
         core.end()
         assert core.load().kv_used_tokens <= 300
-    core.tell()
+    core.report()
     assert core.scheduler.num_retractions > 0
     found: dict[int, list[int]] = {}
     for delta in core.deltas:
@@ -292,24 +296,24 @@ async def test_passes_taken_together_come_to_the_same_as_one_by_one() -> None:
 async def test_passes_end_at_absolute_deadlines() -> None:
     driven = Driven(flush_period_s=0.0)
     await driven.begin(request(1, prompt(1, 1, 400), 400))
-    driven.clock.advance(A_S + PREFILL_S)  # the pass of the prompt gives the first token
+    driven.clock.advance(A_S + PREFILL_S)  # the iteration of the prompt gives the first token
     for token in range(2, 51):
         driven.clock.advance(A_S + B_S)
         assert driven.count() == token
-    assert driven.engine.lateness.num_late == 0
+    assert driven.engine.deadline_miss.num_late == 0
 
 
 async def test_a_host_that_was_late_catches_up_and_counts_it() -> None:
     driven = Driven()
     await driven.begin(request(1, prompt(1, 1, 1000), 1000))
     driven.clock.advance(A_S + PREFILL_S)
-    driven.clock.stall(50 * (A_S + B_S))  # nothing runs for the time of fifty passes
+    driven.clock.stall(50 * (A_S + B_S))  # nothing runs for the time of fifty iterations
     driven.clock.advance(A_S + B_S)
-    assert driven.engine.num_passes in (51, 52)
-    assert driven.engine.lateness.num_late > 0
-    assert driven.engine.lateness.worst_s == pytest.approx(49 * (A_S + B_S), abs=1e-6)
+    assert driven.engine.num_iterations in (51, 52)
+    assert driven.engine.deadline_miss.num_late > 0
+    assert driven.engine.deadline_miss.worst_s == pytest.approx(49 * (A_S + B_S), abs=1e-6)
     driven.clock.advance(49 * (A_S + B_S))
-    assert driven.engine.num_passes in (100, 101), "no drift"
+    assert driven.engine.num_iterations in (100, 101), "no drift"
 
 
 async def test_a_process_that_was_stopped_for_long_does_not_get_all_its_time_back() -> None:
@@ -318,8 +322,8 @@ async def test_a_process_that_was_stopped_for_long_does_not_get_all_its_time_bac
     driven.clock.advance(A_S)
     driven.clock.stall(60.0)
     driven.clock.advance(A_S)
-    assert driven.engine.num_passes < 5 + (MAX_BEHIND_S + A_S) / (A_S + B_S)
-    assert driven.engine.lateness.given_up_s == pytest.approx(59.0, abs=0.1)
+    assert driven.engine.num_iterations < 5 + (MAX_BEHIND_S + A_S) / (A_S + B_S)
+    assert driven.engine.deadline_miss.given_up_s == pytest.approx(59.0, abs=0.1)
 
 
 async def test_an_idle_engine_owes_no_time() -> None:
@@ -331,7 +335,7 @@ async def test_an_idle_engine_owes_no_time() -> None:
     assert driven.count(2) == 0
     driven.clock.advance(A_S + B_S + PREFILL_S)
     assert driven.count(2) == 2
-    assert driven.engine.lateness.num_late == 0
+    assert driven.engine.deadline_miss.num_late == 0
 
 
 async def test_a_pause_waits_for_the_end_of_the_pass_and_counts_it() -> None:
@@ -345,7 +349,7 @@ async def test_a_pause_waits_for_the_end_of_the_pass_and_counts_it() -> None:
         driven.clock.advance(A_S)
     assert [(delta.finish, len(delta.ids)) for _, delta in driven.deltas] == [(None, 1), ("abort", 0)]
     driven.clock.advance(10.0)
-    assert driven.engine.num_passes == 1
+    assert driven.engine.num_iterations == 1
 
 
 async def test_an_abort_needs_no_pass_to_end() -> None:

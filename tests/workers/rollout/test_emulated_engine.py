@@ -8,8 +8,8 @@ from engine_contract import *  # noqa: F403  the tests themselves
 from engine_support import VOCABULARY, Image
 
 from pearl.runtime.clock import MonotonicClock
-from pearl.state.config import EmulatedConfig
-from pearl.state.weights import Version
+from pearl.types.config import EmulatedConfig
+from pearl.types.weights import Version
 from pearl.workers.emulated_model import TENSORS, checksum_of, image_of
 from pearl.workers.rollout.emulated.engine import EmulatedEngine
 from pearl.workers.rollout.emulated.settings import EmulatedSettings

@@ -1,6 +1,6 @@
 """What the tracker makes of a run of emulated engines: they know what they do, and it has to find that out.
 
-The engines' own code on virtual time: passes take the seconds that they say, environments theirs, KV none.
+The engines' own code on virtual time: iterations take the seconds that they say, environments theirs, KV none.
 """
 
 import heapq
@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 from test_emulated_core import prompt, request, settings, take
 
-from pearl.coordinator.frames import sum_up
-from pearl.elastic.runtime_tracker import (
+from pearl.core.elastic.runtime_tracker import (
     PlatformPriors,
     RuntimeTracker,
     TrackerState,
     TrajectorySample,
 )
-from pearl.state.plan import Role
-from pearl.state.trajectory import Turn
+from pearl.service.loop.token_ingest import iteration_sums_of
+from pearl.types.plan import Role
+from pearl.types.trajectory import Turn
 from pearl.workers.rollout.emulated.core import EmulatedCore
-from pearl.workers.rollout.emulated.halves import LAYOUT
+from pearl.workers.rollout.emulated.paired_requests import LAYOUT
 from pearl.workers.rollout.kv_transfer.frames import Offer
 from pearl.workers.rollout.kv_transfer.pages import Granted, Landed, Ready
 from pearl.workers.rollout.protocol import Delta
@@ -69,7 +69,7 @@ class Run:
         self._num_events = self._num_episodes = 0
         self._passing: set[Role] = set()
         self._waiting: dict[Role, deque[Callable[[], None]]] = defaultdict(deque)
-        """What an engine does between two passes only."""
+        """What an engine does between two iterations only."""
         self._episodes: dict[int, Episode] = {}
         self._samples: list[TrajectorySample] = []
         self._ready: set[int] = set()
@@ -85,7 +85,7 @@ class Run:
             self._advance()
         assert len(self._samples) == BATCH
         for role, core in self.cores.items():
-            sums = sum_up(core.take_stats())
+            sums = iteration_sums_of(core.take_stats())
             assert sums is not None
             self.tracker.on_iterations(role, sums)
         self.tracker.on_step(self._samples)
@@ -146,13 +146,13 @@ class Run:
     def _go_on(self) -> None:
         for role in self.cores:
             if role not in self._passing:
-                self._between_passes(role)
+                self._between_iterations(role)
 
-    def _between_passes(self, role: Role) -> None:
+    def _between_iterations(self, role: Role) -> None:
         core, waiting = self.cores[role], self._waiting[role]
         while waiting:
             waiting.popleft()()
-        self._tell(core)
+        self._report(core)
         seconds = core.begin() if core.has_work() else None
         self._listen(core)
         if seconds is not None:
@@ -164,17 +164,17 @@ class Run:
         core = self.cores[role]
         core.end()
         self._listen(core)
-        self._tell(core)
+        self._report(core)
         self._go_on()
 
-    def _tell(self, core: EmulatedCore) -> None:
+    def _report(self, core: EmulatedCore) -> None:
         deltas, core.deltas = core.deltas, []
         for delta in deltas:
             self._told(delta)
 
     def _listen(self, core: EmulatedCore) -> None:
-        """Between halves, as the transport would have it."""
-        notices, core.halves.notices = core.halves.notices, []
+        """Between stages, as the transport would have it."""
+        notices, core.stages.notices = core.stages.notices, []
         for notice in notices:
             match notice:
                 case Ready(attempt, tokens, total):

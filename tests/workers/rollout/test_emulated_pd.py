@@ -1,4 +1,4 @@
-"""Prefill and decode halves between emulated engines of one process, over the real transport of KV."""
+"""Prefill and decode stages between emulated engines of one process, over the real transport of KV."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from pearl.runtime.clock import MonotonicClock
-from pearl.state import emulated
-from pearl.state.config import EmulatedConfig
-from pearl.state.messages.rollout import SamplingParams
-from pearl.state.weights import BucketSpec, Version
+from pearl.types import emulated_tokens
+from pearl.types.config import EmulatedConfig
+from pearl.types.messages.rollout import SamplingParams
+from pearl.types.weights import BucketSpec, Version
 from pearl.workers.emulated_model import NUM_BYTES, TENSORS, image_of
 from pearl.workers.rollout.emulated.engine import EmulatedEngine
 from pearl.workers.rollout.emulated.settings import EmulatedSettings
@@ -38,7 +38,9 @@ class Worker:
     def __init__(self, index: int, role: Role, timing: dict[str, Any], limits: KvLimits | None) -> None:
         self.name = f"rollout.{index}.1"
         self.transport = KvTransport("127.0.0.1", "127.0.0.1", self.name, limits)
-        settings = EmulatedSettings(emulated.VOCABULARY_SIZE, EmulatedConfig(**(QUICK | timing)), slot=index)
+        settings = EmulatedSettings(
+            emulated_tokens.VOCABULARY_SIZE, EmulatedConfig(**(QUICK | timing)), slot=index
+        )
         self.engine = EmulatedEngine(settings, MonotonicClock(), transport=self.transport, role=role)
         self.deltas: list[Delta] = []
         self.over: dict[int, Delta] = {}
@@ -97,13 +99,13 @@ async def working(*roles: Role, limits: KvLimits | None = None, **timing: Any) -
 
 
 def request(attempt: int, ids: list[int], seed: int, limit: int = 200) -> GenerateRequest:
-    params = SamplingParams(limit, 1.0, (emulated.STOP_ID,))
+    params = SamplingParams(limit, 1.0, (emulated_tokens.STOP_ID,))
     return GenerateRequest(attempt, np.array(ids, np.int32), params, seed)
 
 
 def prompt(seed: int, num_tokens: int, asked: int) -> list[int]:
-    content = np.random.default_rng(seed).integers(2, emulated.LENGTH_BASE, num_tokens - 1)
-    return [*content.tolist(), emulated.length_id(asked)]
+    content = np.random.default_rng(seed).integers(2, emulated_tokens.LENGTH_BASE, num_tokens - 1)
+    return [*content.tolist(), emulated_tokens.length_id(asked)]
 
 
 async def send(prefill: Worker, decode: Worker, whole: GenerateRequest) -> None:
@@ -223,6 +225,6 @@ async def test_a_role_changes_only_while_idle_and_forgets_what_was_kept() -> Non
         await worker.engine.generate(request(2, prompt(1, 50, 10), 1), worker.emit)
         assert (await worker.ended(2)).finish == "stop"
         assert worker.prefilled(2) == 50
-    settings = EmulatedSettings(emulated.VOCABULARY_SIZE)
+    settings = EmulatedSettings(emulated_tokens.VOCABULARY_SIZE)
     with pytest.raises(UnsupportedError, match="emulated"):
         EmulatedEngine(settings, MonotonicClock(), role="decode")

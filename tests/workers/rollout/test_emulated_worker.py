@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from pearl.runtime.clock import MonotonicClock
-from pearl.runtime.hub import Hub, Joined, Told
-from pearl.state import emulated
-from pearl.state.config import Config, EmulatedConfig, RuntimeConfig
-from pearl.state.messages.control import Heartbeat, Shutdown
-from pearl.state.messages.rollout import (
+from pearl.runtime.rpc_server import Notification, PeerJoined, RpcServer
+from pearl.types import emulated_tokens
+from pearl.types.config import Config, EmulatedConfig, RuntimeConfig
+from pearl.types.messages.control import Heartbeat, Shutdown
+from pearl.types.messages.rollout import (
     Activate,
     ActivateReply,
     Deltas,
@@ -24,7 +24,7 @@ from pearl.state.messages.rollout import (
     UpdateWeights,
     UpdateWeightsReply,
 )
-from pearl.state.weights import SnapshotSource, Version
+from pearl.types.weights import SnapshotSource, Version
 from pearl.workers.emulated_model import snapshot_of
 from pearl.workers.rollout.emulated.engine import NOMINAL_WEIGHT_BYTES, EmulatedEngine
 from pearl.workers.rollout.emulated.worker import serve
@@ -48,8 +48,8 @@ MAX_RSS_MB = 80
 
 
 class Coordinator:
-    def __init__(self, hub: Hub) -> None:
-        self.hub = hub
+    def __init__(self, server: RpcServer) -> None:
+        self.server = server
         self.finish: dict[int, str] = {}
         self.tokens: dict[int, int] = {}
         self.joined = asyncio.Event()
@@ -57,10 +57,10 @@ class Coordinator:
 
     async def listen(self) -> None:
         while True:
-            match await self.hub.receive():
-                case Joined():
+            match await self.server.receive():
+                case PeerJoined():
                     self.joined.set()
-                case Told(message=Deltas() as frame):
+                case Notification(message=Deltas() as frame):
                     for delta in frame.deltas:
                         self.tokens[delta.attempt] = self.tokens.get(delta.attempt, 0) + len(delta.ids) // 4
                         if delta.finish is not None:
@@ -68,9 +68,9 @@ class Coordinator:
             self._told.set()
 
     def generate(self, attempt: int, asked: int) -> None:
-        ids = np.array([5, 6, 7, emulated.length_id(asked)], "<i4").tobytes()
-        params = SamplingParams(1000, 1.0, (emulated.STOP_ID,))
-        self.hub.tell(PEER, Generate(attempt, attempt, ids, params, attempt))
+        ids = np.array([5, 6, 7, emulated_tokens.length_id(asked)], "<i4").tobytes()
+        params = SamplingParams(1000, 1.0, (emulated_tokens.STOP_ID,))
+        self.server.notify(PEER, Generate(attempt, attempt, ids, params, attempt))
 
     async def until(self, condition: Any) -> None:
         async with asyncio.timeout(LIMIT_S):
@@ -79,7 +79,7 @@ class Coordinator:
                 await self._told.wait()
 
     async def ask(self, message: Any, reply_type: Any) -> Any:
-        return await self.hub.ask(PEER, message, deadline_s=LIMIT_S, reply_type=reply_type)
+        return await self.server.call(PEER, message, deadline_s=LIMIT_S, reply_type=reply_type)
 
 
 async def converse(coordinator: Coordinator) -> None:
@@ -113,7 +113,7 @@ async def test_an_emulated_worker_speaks_as_a_real_one(monkeypatch: pytest.Monke
         has_joined.append(coordinator.joined.is_set())
 
     monkeypatch.setattr(EmulatedEngine, "start", start_and_tell)
-    hub = Hub(
+    server = RpcServer(
         "tcp://127.0.0.1:0",
         run_id="emulated-worker-test",
         messages=Deltas | Heartbeat | UpdateWeightsReply | ReleaseReply | ActivateReply,
@@ -121,18 +121,18 @@ async def test_an_emulated_worker_speaks_as_a_real_one(monkeypatch: pytest.Monke
         max_frame_bytes=1 << 20,
         clock=MonotonicClock(),
     )
-    async with hub, asyncio.TaskGroup() as group:
-        coordinator = Coordinator(hub)
+    async with server, asyncio.TaskGroup() as group:
+        coordinator = Coordinator(server)
         listening = group.create_task(coordinator.listen())
-        words = {"address": hub.address, "run-id": "emulated-worker-test", "slot": 3, "incarnation": 1}
-        words |= {"config": "-", "vocabulary-size": emulated.VOCABULARY_SIZE}
+        words = {"address": server.address, "run-id": "emulated-worker-test", "slot": 3, "incarnation": 1}
+        words |= {"config": "-", "vocabulary-size": emulated_tokens.VOCABULARY_SIZE}
         options = parse("test", [str(word) for key, value in words.items() for word in (f"--{key}", value)])
         worker = group.create_task(serve(options, CONFIG, None))
         async with asyncio.timeout(LIMIT_S):
             await coordinator.joined.wait()
         assert has_joined == [False]
         await converse(coordinator)
-        hub.tell(PEER, Shutdown("the test is over"))
+        server.notify(PEER, Shutdown("the test is over"))
         async with asyncio.timeout(LIMIT_S):
             assert "the test is over" in await worker
         listening.cancel()

@@ -19,7 +19,7 @@ from engine_support import (
     steps,
 )
 
-from pearl.state.weights import Version
+from pearl.types.weights import Version
 
 
 def test_greedy_tokens_equal_those_of_generate_in_a_mixed_batch() -> None:
@@ -87,7 +87,7 @@ def test_chunked_prefill_equals_prefill_in_one_piece(chunk: int) -> None:
     assert many.ids == one.ids
     assert many.logprobs == pytest.approx(one.logprobs, abs=1e-5)
     assert many.prefilled == one.prefilled == 130
-    assert chunked.num_passes == -(-130 // chunk) + 9
+    assert chunked.num_iterations == -(-130 // chunk) + 9
 
 
 def test_a_long_prompt_does_not_starve_decoding_requests() -> None:

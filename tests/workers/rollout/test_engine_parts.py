@@ -7,10 +7,10 @@ from engine_support import request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pearl.state.splitmix import splitmix64
-from pearl.state.trajectory import VersionRun
-from pearl.state.weights import Version
-from pearl.workers.rollout.frames import FrameBuilder
+from pearl.types.splitmix import splitmix64
+from pearl.types.trajectory import VersionRun
+from pearl.types.weights import Version
+from pearl.workers.rollout.frame_builder import FrameBuilder
 from pearl.workers.rollout.protocol import Delta
 from pearl.workers.rollout.torch_engine.layout import GROUP_COST, partition
 from pearl.workers.rollout.torch_engine.pages import PagePool

@@ -1,4 +1,4 @@
-"""Halves inside the engine core, step by step, with KV carried by hand."""
+"""PairedRequests inside the engine core, step by step, with KV carried by hand."""
 
 import msgspec
 import numpy as np
@@ -13,7 +13,7 @@ from engine_support import (
     request,
 )
 
-from pearl.state.weights import Version
+from pearl.types.weights import Version
 from pearl.workers.rollout.kv_transfer.frames import KvLayout, Layer, Offer
 from pearl.workers.rollout.kv_transfer.pages import Begin, Ended, Expect, Granted, Landed, Notice, Ready
 from pearl.workers.rollout.protocol import GenerateRequest
@@ -31,12 +31,12 @@ def pair(**settings: int) -> tuple[EngineCore, EngineCore]:
 
 
 def notices(core: EngineCore) -> list[Notice]:
-    found, core.halves.notices = core.halves.notices, []
+    found, core.stages.notices = core.stages.notices, []
     return found
 
 
 def submit(prefill: EngineCore, decode: EngineCore, whole: GenerateRequest) -> Ready:
-    """Both halves, the prefill one computed and offered."""
+    """Both stages, the prefill one computed and offered."""
     prefill.submit(msgspec.structs.replace(whole, pair="there"))
     decode.submit(msgspec.structs.replace(whole, pair="here"))
     assert notices(decode) == [Expect(whole.attempt, "here")]
@@ -103,7 +103,7 @@ def test_pd_05_kv_of_a_dead_attempt_never_lands_in_pages_given_to_another() -> N
     carry(prefill, decode, 2, 0, 49)
     decode.kv_arrived(1, VERSION, 32, 17, late + 1)
     assert ended(decode, 2).ids == greedy_reference(reference(1), context, 8)
-    prefill.kv_failed(1, "the other half is gone")
+    prefill.kv_failed(1, "the other stage is gone")
     assert ended(prefill, 1).finish == "abort"
 
 

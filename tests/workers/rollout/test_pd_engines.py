@@ -15,9 +15,9 @@ from engine_support import (
     request,
     run,
 )
-from pd_support import LIMIT_S, Tokens, Worker, abort, half, send, working
+from pd_support import LIMIT_S, Tokens, Worker, abort, send, stage, working
 
-from pearl.state.weights import Version
+from pearl.types.weights import Version
 from pearl.workers.rollout.kv_transfer.pages import Block
 from pearl.workers.rollout.protocol import Role, UnsupportedError
 from pearl.workers.rollout.torch_engine.settings import EngineSettings
@@ -221,7 +221,7 @@ async def test_a_request_that_does_not_fit_the_role_goes_elsewhere(role: str) ->
     async with working(role) as (worker,):  # type: ignore[arg-type]
         whole = request(1, ids(1, 9), 4)
         await worker.engine.generate(
-            half(whole, "rollout.9.1") if role == "colocated" else whole, worker.emit
+            stage(whole, "rollout.9.1") if role == "colocated" else whole, worker.emit
         )
         answer = (await worker.ended(1))[1]
         assert (answer.ids, answer.finish) == ([], "abort")

@@ -19,7 +19,7 @@ from kv_peers import (
     prefill_peer,
 )
 
-from pearl.state.weights import Version
+from pearl.types.weights import Version
 from pearl.workers.rollout.kv_transfer.frames import (
     AnyFrame,
     Done,
@@ -174,7 +174,7 @@ async def test_pd_05_a_half_whose_other_half_never_comes_ends_within_its_limit()
         sink.expect(1)
         assert await sink.outcome(1) == "rollout.0.1 did not get in touch within 0.3 s"
         source.begin(2, address_of(sink), 8)
-        assert "no decode half of attempt 2 is here" in await source.outcome(2)
+        assert "no decode stage of attempt 2 is here" in await source.outcome(2)
 
 
 async def test_a_process_behind_an_old_address_is_told_apart() -> None:

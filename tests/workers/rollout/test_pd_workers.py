@@ -1,4 +1,4 @@
-"""Real prefill and decode worker processes under a real hub: kill -9 of either half, and roles set by message."""
+"""Real prefill and decode worker processes under a real server: kill -9 of either stage, and roles set by message."""
 
 import asyncio
 import socket
@@ -12,14 +12,14 @@ import msgspec
 import numpy as np
 import pytest
 from engine_support import VOCABULARY, greedy_reference, ids, ready_core, reference, request, run
-from pd_support import half, send, working
+from pd_support import send, stage, working
 
 from pearl.runtime.clock import MonotonicClock
 from pearl.runtime.errors import RemoteError
-from pearl.runtime.hub import Hub, Joined, Told
-from pearl.state.config import Config, ElasticConfig, ModelConfig, RuntimeConfig
-from pearl.state.messages.control import Heartbeat
-from pearl.state.messages.rollout import (
+from pearl.runtime.rpc_server import Notification, PeerJoined, RpcServer
+from pearl.types.config import Config, ElasticConfig, ModelConfig, RuntimeConfig
+from pearl.types.messages.control import Heartbeat
+from pearl.types.messages.rollout import (
     AttemptDelta,
     Deltas,
     Generate,
@@ -28,11 +28,11 @@ from pearl.state.messages.rollout import (
     UpdateWeights,
     UpdateWeightsReply,
 )
-from pearl.state.plan import Role
-from pearl.state.weights import Version
-from pearl.workers.links.checksum import canonical_tensors
-from pearl.workers.links.image import SnapshotStore
+from pearl.types.plan import Role
+from pearl.types.weights import Version
 from pearl.workers.rollout.protocol import GenerateRequest
+from pearl.workers.weight_transfer.checksum import canonical_tensors
+from pearl.workers.weight_transfer.snapshot_image import SnapshotStore
 
 RUN_ID = "pd-workers-test"
 START_LIMIT_S = 90.0
@@ -51,7 +51,7 @@ def name_of(slot: int) -> str:
 
 
 @dataclass
-class Half:
+class PairStage:
     """What one worker said of one attempt."""
 
     ids: list[int] = field(default_factory=list)
@@ -66,22 +66,22 @@ class Half:
 
 
 class Fleet:
-    def __init__(self, hub: Hub, store: SnapshotStore) -> None:
-        self.hub = hub
+    def __init__(self, server: RpcServer, store: SnapshotStore) -> None:
+        self.server = server
         self.processes: dict[int, asyncio.subprocess.Process] = {}
-        self.halves: dict[tuple[int, int], Half] = {}  # by slot and attempt
+        self.stages: dict[tuple[int, int], PairStage] = {}  # by slot and attempt
         self._store = store
         self._told = asyncio.Event()
 
     async def listen(self) -> None:
         while True:
-            match await self.hub.receive():
-                case Told(peer=peer, message=Deltas() as frame):
+            match await self.server.receive():
+                case Notification(peer=peer, message=Deltas() as frame):
                     for delta in frame.deltas:
                         key = int(peer.split(".")[1]), delta.attempt
-                        self.halves.setdefault(key, Half()).add(delta)
+                        self.stages.setdefault(key, PairStage()).add(delta)
                     self._told.set()
-                case Joined():
+                case PeerJoined():
                     self._told.set()
 
     async def until(self, condition: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
@@ -94,44 +94,44 @@ class Fleet:
         config = directory / "config.json"
         config.write_bytes(msgspec.json.encode(CONFIG))
         for slot, role in enumerate(roles):
-            arguments = ["--address", self.hub.address, "--run-id", RUN_ID, "--incarnation", "1"]
+            arguments = ["--address", self.server.address, "--run-id", RUN_ID, "--incarnation", "1"]
             arguments += ["--slot", str(slot), "--config", str(config), "--vocabulary-size", str(VOCABULARY)]
             self.processes[slot] = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "pearl.workers.rollout.worker", *arguments, "--role", role,
                 stderr=asyncio.subprocess.DEVNULL,
             )  # fmt: skip
-        await self.until(lambda: len(self.hub.peers()) == len(roles), START_LIMIT_S)
+        await self.until(lambda: len(self.server.peers()) == len(roles), START_LIMIT_S)
         snapshot = self._store.publish(Version(0, 1), canonical_tensors(reference(1)))
         for slot in self.processes:
             message = UpdateWeights(snapshot, "interrupt", LIMIT_S)
-            await self.hub.ask(
+            await self.server.call(
                 name_of(slot), message, deadline_s=START_LIMIT_S, reply_type=UpdateWeightsReply
             )
 
     def send(self, slot: int, request: GenerateRequest, pair: str) -> None:
         context = request.ids.astype("<i4").tobytes()
-        self.hub.tell(
+        self.server.notify(
             name_of(slot),
             Generate(request.attempt, request.attempt, context, request.params, request.seed, pair),
         )
 
     def kv_address(self, slot: int) -> str:
-        return self.hub.hello(name_of(slot)).kv_address
+        return self.server.hello(name_of(slot)).kv_address
 
     async def kill(self, slot: int) -> None:
         process = self.processes.pop(slot)
         process.kill()
         await process.wait()
-        self.hub.drop(name_of(slot), "killed")
+        self.server.drop(name_of(slot), "killed")
 
     async def set_role(self, slot: int, role: Role, drain_limit_s: float = LIMIT_S) -> SetRoleReply:
         message = SetRole(role, drain_limit_s)
-        return await self.hub.ask(name_of(slot), message, deadline_s=LIMIT_S, reply_type=SetRoleReply)
+        return await self.server.call(name_of(slot), message, deadline_s=LIMIT_S, reply_type=SetRoleReply)
 
 
 @asynccontextmanager
 async def fleet(directory: Path, *roles: Role) -> AsyncIterator[Fleet]:
-    hub = Hub(
+    server = RpcServer(
         "tcp://127.0.0.1:0",
         run_id=RUN_ID,
         messages=Deltas | Heartbeat | UpdateWeightsReply | SetRoleReply,
@@ -139,9 +139,9 @@ async def fleet(directory: Path, *roles: Role) -> AsyncIterator[Fleet]:
         max_frame_bytes=1 << 20,
         clock=MonotonicClock(),
     )
-    async with hub, asyncio.TaskGroup() as group:
+    async with server, asyncio.TaskGroup() as group:
         store = SnapshotStore(1, 0, socket.gethostname(), 1 << 16)
-        found = Fleet(hub, store)
+        found = Fleet(server, store)
         listening = group.create_task(found.listen())
         try:
             await found.start(directory, *roles)
@@ -165,9 +165,9 @@ async def test_pd_01_kill_9_of_a_prefill_and_of_a_decode_worker(tmp_path: Path) 
         # The prefill worker dies with some handed over and others not.
         for attempt in attempts:
             whole = request(attempt, contexts[attempt], ANSWER, temperature=0.0)
-            await decode.engine.generate(half(whole, name_of(0)), decode.emit)
+            await decode.engine.generate(stage(whole, name_of(0)), decode.emit)
             found.send(0, whole, decode.address)
-        await found.until(lambda: any(slot == 0 for slot, _ in found.halves))
+        await found.until(lambda: any(slot == 0 for slot, _ in found.stages))
         await found.kill(0)
         async with asyncio.timeout(FAILOVER_S):
             await decode.ended(*attempts)
@@ -179,7 +179,7 @@ async def test_pd_01_kill_9_of_a_prefill_and_of_a_decode_worker(tmp_path: Path) 
         for attempt in moved:
             whole = request(100 + attempt, contexts[attempt], ANSWER, temperature=0.0)
             found.send(1, whole, prefill.name)
-            await prefill.engine.generate(half(whole, found.kv_address(1)), prefill.emit)
+            await prefill.engine.generate(stage(whole, found.kv_address(1)), prefill.emit)
         await prefill.until(lambda: bool(prefill.over))
         await found.kill(1)
         async with asyncio.timeout(FAILOVER_S):
@@ -209,20 +209,20 @@ async def test_pd_08_a_role_is_set_by_message_drained_first(tmp_path: Path) -> N
             whole = request(attempt, context, ANSWER, temperature=0.0)
             if attempt == 2:  # granted only when the engine plans again
                 await decode.engine.pause("in_place")
-            await decode.engine.generate(half(whole, name_of(0)), decode.emit)
+            await decode.engine.generate(stage(whole, name_of(0)), decode.emit)
             found.send(0, whole, decode.address)
             if attempt == 1:
                 assert (await decode.ended(1))[1].ids == greedy_reference(reference(1), context, ANSWER)
-        refusal = r"rollout\.0\.1: stays prefill: 1 requests still run after 0\.2 s of draining"
-        with pytest.raises(RemoteError, match=refusal):
+        invalid_reason = r"rollout\.0\.1: stays prefill: 1 requests still run after 0\.2 s of draining"
+        with pytest.raises(RemoteError, match=invalid_reason):
             await found.set_role(0, "colocated", drain_limit_s=0.2)
         await decode.engine.continue_generation()
         await decode.ended(2)
         assert (await found.set_role(0, "colocated")).role == "colocated"
         found.send(0, request(3, context, ANSWER), decode.address)
-        await found.until(lambda: (0, 3) in found.halves)
-        assert found.halves[0, 3].finish == "abort"
+        await found.until(lambda: (0, 3) in found.stages)
+        assert found.stages[0, 3].finish == "abort"
         found.send(0, request(4, context, ANSWER, temperature=0.0), "")
-        await found.until(lambda: (0, 4) in found.halves and found.halves[0, 4].finish is not None)
-        assert found.halves[0, 4].ids == greedy_reference(reference(1), context, ANSWER)
-        assert found.halves[0, 4].prefilled == 40, "KV from before the switch"
+        await found.until(lambda: (0, 4) in found.stages and found.stages[0, 4].finish is not None)
+        assert found.stages[0, 4].ids == greedy_reference(reference(1), context, ANSWER)
+        assert found.stages[0, 4].prefilled == 40, "KV from before the switch"

@@ -1,4 +1,4 @@
-"""A rollout worker that lends its device: interrupted, released, activated, over a real hub and peer."""
+"""A rollout worker that lends its device: interrupted, released, activated, over a real server and peer."""
 
 import asyncio
 import threading
@@ -10,12 +10,12 @@ from engine_support import ids
 from test_rollout_worker import CONFIG, PEER, Coordinator, working
 
 from pearl.runtime.errors import RemoteError
-from pearl.state.config import ElasticConfig
-from pearl.state.messages.control import Ack
-from pearl.state.messages.rollout import Interrupt
-from pearl.state.weights import Version
-from pearl.workers.residency.host import HostSaver
-from pearl.workers.residency.pages import Pages
+from pearl.types.config import ElasticConfig
+from pearl.types.messages.control import Ack
+from pearl.types.messages.rollout import Interrupt
+from pearl.types.weights import Version
+from pearl.workers.memory_offload.host_saver import HostSaver
+from pearl.workers.memory_offload.pages import Pages
 from pearl.workers.rollout.torch_engine import memory
 from pearl.workers.rollout.torch_engine.core import EngineCore
 
@@ -216,7 +216,7 @@ async def test_mh_01_a_release_that_frees_nothing_is_answered_by_an_error(
         assert f"{PEER}: not released: weights: " in error
         assert "are still in memory" in error
         coordinator.generate(1, 5)
-        assert (await coordinator.finished(1))[1].finish == "abort", "no half-released worker serves"
+        assert (await coordinator.finished(1))[1].finish == "abort", "no stage-released worker serves"
 
 
 async def test_a_release_that_takes_too_long_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,13 +234,13 @@ async def test_pr_01_an_interrupt_ends_everything_and_the_worker_serves_on() -> 
         for attempt in range(4):
             coordinator.generate(attempt, 3000)
         await coordinator.produced(5, 0, 1, 2, 3)
-        coordinator.hub.tell(PEER, Interrupt())
+        coordinator.server.notify(PEER, Interrupt())
         coordinator.generate(9, 6)
         found = await coordinator.finished(0, 1, 2, 3, 9)
         assert [found[a].finish for a in (0, 1, 2, 3)] == ["abort"] * 4
         assert all(len(found[a].ids) == len(found[a].logprobs) >= 5 for a in (0, 1, 2, 3))
         assert (len(found[9].ids), found[9].finish) == (6, "length")
-        answer = await coordinator.hub.ask(PEER, Interrupt(), deadline_s=5.0, reply_type=Ack)
+        answer = await coordinator.server.call(PEER, Interrupt(), deadline_s=5.0, reply_type=Ack)
         assert answer == Ack()
 
 

@@ -1,4 +1,4 @@
-"""A rollout worker as the coordinator sees it: a real hub, a real peer, a mapped snapshot; one process."""
+"""A rollout worker as the coordinator sees it: a real server, a real peer, a mapped snapshot; one process."""
 
 import argparse
 import asyncio
@@ -15,10 +15,10 @@ from engine_support import VOCABULARY, Answer, gather, ids, reference
 
 from pearl.runtime.clock import MonotonicClock
 from pearl.runtime.errors import RemoteError
-from pearl.runtime.hub import Hub, Joined, Told
-from pearl.state.config import Config, ModelConfig, RolloutConfig, RuntimeConfig
-from pearl.state.messages.control import Ack, Heartbeat, Shutdown
-from pearl.state.messages.rollout import (
+from pearl.runtime.rpc_server import Notification, PeerJoined, RpcServer
+from pearl.types.config import Config, ModelConfig, RolloutConfig, RuntimeConfig
+from pearl.types.messages.control import Ack, Heartbeat, Shutdown
+from pearl.types.messages.rollout import (
     Abort,
     Activate,
     ActivateReply,
@@ -30,11 +30,11 @@ from pearl.state.messages.rollout import (
     UpdateWeights,
     UpdateWeightsReply,
 )
-from pearl.state.weights import Snapshot, UpdateMode, Version
-from pearl.workers.links.checksum import canonical_tensors
-from pearl.workers.links.image import SnapshotStore
+from pearl.types.weights import Snapshot, UpdateMode, Version
 from pearl.workers.rollout.protocol import Delta
 from pearl.workers.rollout.worker import make_engine, serve
+from pearl.workers.weight_transfer.checksum import canonical_tensors
+from pearl.workers.weight_transfer.snapshot_image import SnapshotStore
 
 RUN_ID = "rollout-worker-test"
 PEER = "rollout.3.1"
@@ -48,8 +48,8 @@ CONFIG = Config(
 class Coordinator:
     """Tells and asks the worker, and keeps what it streams."""
 
-    def __init__(self, hub: Hub, store: SnapshotStore) -> None:
-        self.hub = hub
+    def __init__(self, server: RpcServer, store: SnapshotStore) -> None:
+        self.server = server
         self.store = store
         self.found: dict[int, Answer] = {}
         self.frames: list[Deltas] = []
@@ -59,12 +59,12 @@ class Coordinator:
 
     async def listen(self) -> None:
         while True:
-            match await self.hub.receive():
-                case Joined():
+            match await self.server.receive():
+                case PeerJoined():
                     self.joined.set()
-                case Told(message=Deltas() as frame):
+                case Notification(message=Deltas() as frame):
                     self._take(frame)
-                case Told(message=Heartbeat() as heartbeat):
+                case Notification(message=Heartbeat() as heartbeat):
                     self.heartbeats.append(heartbeat)
             self._told.set()
 
@@ -98,26 +98,28 @@ class Coordinator:
     ) -> None:
         data = ids(attempt, 12).tobytes() if context is None else context
         params = SamplingParams(count, 1.0, ())
-        self.hub.tell(PEER, Generate(attempt, attempt, data, params, attempt if seed is None else seed))
+        self.server.notify(PEER, Generate(attempt, attempt, data, params, attempt if seed is None else seed))
 
     def publish(self, number: int) -> Snapshot:
         return self.store.publish(Version(0, number), canonical_tensors(reference(number % 3)))
 
     async def update(self, snapshot: Snapshot, mode: UpdateMode = "interrupt") -> UpdateWeightsReply:
         message = UpdateWeights(snapshot, mode, 5.0)
-        return await self.hub.ask(PEER, message, deadline_s=LIMIT_S, reply_type=UpdateWeightsReply)
+        return await self.server.call(PEER, message, deadline_s=LIMIT_S, reply_type=UpdateWeightsReply)
 
     async def release(self) -> ReleaseReply:
-        return await self.hub.ask(PEER, Release(), deadline_s=LIMIT_S, reply_type=ReleaseReply)
+        return await self.server.call(PEER, Release(), deadline_s=LIMIT_S, reply_type=ReleaseReply)
 
     async def activate(self, snapshot: Snapshot) -> ActivateReply:
-        return await self.hub.ask(PEER, Activate(snapshot, 5.0), deadline_s=LIMIT_S, reply_type=ActivateReply)
+        return await self.server.call(
+            PEER, Activate(snapshot, 5.0), deadline_s=LIMIT_S, reply_type=ActivateReply
+        )
 
 
 @asynccontextmanager
 async def working(config: Config = CONFIG) -> AsyncIterator[Coordinator]:
     torch.set_num_threads(1)
-    hub = Hub(
+    server = RpcServer(
         "tcp://127.0.0.1:0",
         run_id=RUN_ID,
         messages=Deltas | Heartbeat | Ack | UpdateWeightsReply | ReleaseReply | ActivateReply,
@@ -125,12 +127,12 @@ async def working(config: Config = CONFIG) -> AsyncIterator[Coordinator]:
         max_frame_bytes=1 << 20,
         clock=MonotonicClock(),
     )
-    async with hub, asyncio.TaskGroup() as group:
+    async with server, asyncio.TaskGroup() as group:
         store = SnapshotStore(1, 0, socket.gethostname(), 1 << 16)
-        coordinator = Coordinator(hub, store)
+        coordinator = Coordinator(server, store)
         listening = group.create_task(coordinator.listen())
         options = argparse.Namespace(
-            address=hub.address,
+            address=server.address,
             run_id=RUN_ID,
             slot=3,
             incarnation=1,
@@ -142,7 +144,7 @@ async def working(config: Config = CONFIG) -> AsyncIterator[Coordinator]:
             await coordinator.joined.wait()
         try:
             yield coordinator
-            hub.tell(PEER, Shutdown("the test is over"))
+            server.notify(PEER, Shutdown("the test is over"))
             async with asyncio.timeout(LIMIT_S):
                 assert "the test is over" in await worker
         finally:
@@ -191,7 +193,7 @@ async def test_pr_05_an_update_in_place_marks_each_token_with_its_version() -> N
         await coordinator.until(lambda: coordinator.found[1].runs[-1].version == Version(0, 2))
         await coordinator.update(coordinator.publish(3), "in_place")
         await coordinator.until(lambda: coordinator.found[1].runs[-1].version == Version(0, 3))
-        coordinator.hub.tell(PEER, Abort(1))
+        coordinator.server.notify(PEER, Abort(1))
         answer = (await coordinator.finished(1))[1]
         versions = [run.version.step for run in answer.runs]
         assert versions == sorted(versions)
@@ -249,9 +251,9 @@ async def test_a_snapshot_that_cannot_be_had_leaves_the_old_version_at_work() ->
         stale = coordinator.publish(2)
         coordinator.publish(3)
         coordinator.publish(4)
-        with pytest.raises(RemoteError, match=PEER) as refusal:
+        with pytest.raises(RemoteError, match=PEER) as invalid_reason:
             await coordinator.update(stale)
-        assert refusal.value.kind == "SupersededVersionError"
+        assert invalid_reason.value.kind == "SupersededVersionError"
         answer = (await coordinator.finished(1))[1]
         assert (len(answer.ids), answer.finish) == (200, "length")
         assert {run.version for run in answer.runs} == {Version(0, 1)}

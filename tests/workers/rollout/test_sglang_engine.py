@@ -23,9 +23,9 @@ from engine_support import (
     request,
 )
 
-from pearl.runtime.gone import wait_gone
-from pearl.runtime.members import open_pidfds, with_descendants
-from pearl.state.weights import Version
+from pearl.runtime.pidfd import wait_exited
+from pearl.runtime.process_markers import open_pidfds, with_descendants
+from pearl.types.weights import Version
 from pearl.workers.rollout.protocol import MemoryTag
 from pearl.workers.rollout.sglang.health import EngineDiedError
 from pearl.workers.rollout.sglang.memory import held_bytes
@@ -193,7 +193,7 @@ async def test_its_death_ends_what_runs_and_leaves_nothing(server: tuple[Server,
         with pytest.raises(ExceptionGroup) as failure:
             await _kill(running, settings)
         assert failure.value.subgroup(EngineDiedError) is not None
-        assert await wait_gone(fds, GONE_S)
+        assert await wait_exited(fds, GONE_S)
     await running.stop()
     assert sglang_support.existing({*shared, str(settings.log_path.with_name("sglang-files"))}) == []
 

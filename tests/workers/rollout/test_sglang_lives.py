@@ -11,12 +11,12 @@ import sglang_support
 from engine_contract import Subject
 from engine_support import MODEL, VOCABULARY, greedy_reference, ids, image, reference, request
 
-from pearl.runtime.gone import wait_gone
-from pearl.runtime.members import open_pidfds, with_descendants
+from pearl.runtime.pidfd import wait_exited
+from pearl.runtime.process_markers import open_pidfds, with_descendants
 from pearl.workers.rollout.sglang.engine import SglangEngine
 from pearl.workers.rollout.sglang.health import EngineDiedError
-from pearl.workers.rollout.sglang.meeting import MeetingPoint
 from pearl.workers.rollout.sglang.model_files import write_model
+from pearl.workers.rollout.sglang.pair_rendezvous import PairRendezvous
 from pearl.workers.rollout.sglang.server import Server
 
 pytestmark = [
@@ -41,7 +41,7 @@ async def test_pl_02_nothing_of_sglang_outlives_kill_9_of_its_worker(tmp_path: P
         with open_pidfds(with_descendants([pid])) as fds:
             assert len(fds) >= 3, "server, scheduler and detokenizer"
             worker.kill()
-            assert await wait_gone(fds, GONE_S)
+            assert await wait_exited(fds, GONE_S)
     finally:
         if worker.returncode is None:
             worker.kill()
@@ -59,7 +59,7 @@ async def test_a_role_out_of_reach_of_a_switch_restarts_sglang_alone_and_its_dea
 async def _switch_and_die(directory: Path) -> None:
     settings = sglang_support.settings_in(directory)
     server = Server(settings)
-    point = MeetingPoint("127.0.0.1", "127.0.0.1", "rollout.0.1")
+    point = PairRendezvous("127.0.0.1", "127.0.0.1", "rollout.0.1")
     async with asyncio.TaskGroup() as group:
         engine = SglangEngine(
             settings,
@@ -85,7 +85,7 @@ async def _switch_and_die(directory: Path) -> None:
             await engine.shutdown()
 
 
-async def _serve_as_colocated(subject: Subject, address: str, point: MeetingPoint) -> None:
+async def _serve_as_colocated(subject: Subject, address: str, point: PairRendezvous) -> None:
     checksum = await subject.take(1)
     await subject.engine.set_role("colocated")
     assert (subject.engine.role, str(point.address)) == ("colocated", address)

@@ -1,4 +1,4 @@
-"""Prefill and decode halves on two SGLang servers, and their roles."""
+"""Prefill and decode stages on two SGLang servers, and their roles."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ from engine_support import (
 from pearl.workers.rollout.protocol import Delta, Role
 from pearl.workers.rollout.sglang.engine import SglangEngine
 from pearl.workers.rollout.sglang.health import EngineDiedError
-from pearl.workers.rollout.sglang.meeting import MeetingPoint
+from pearl.workers.rollout.sglang.pair_rendezvous import PairRendezvous
 from pearl.workers.rollout.sglang.server import Server
 from pearl.workers.rollout.sglang.settings import SglangSettings
 
@@ -34,13 +34,13 @@ pytestmark = [
     pytest.mark.timeout(500),  # the first test starts the servers
 ]
 LIMIT_S = 30.0
-Running = tuple[Server, SglangSettings]
+RequestManager = tuple[Server, SglangSettings]
 
 
 @dataclass
 class Worker:
     engine: SglangEngine
-    point: MeetingPoint
+    point: PairRendezvous
     found: dict[int, Answer] = field(default_factory=dict)
     over: set[int] = field(default_factory=set)
     told: asyncio.Event = field(default_factory=asyncio.Event)
@@ -70,19 +70,19 @@ class Worker:
 
 
 @pytest.fixture(scope="module")
-def servers() -> Iterator[tuple[Running, Running]]:
+def servers() -> Iterator[tuple[RequestManager, RequestManager]]:
     with sglang_support.running_servers("prefill", "decode") as (first, second):
         yield first, second
 
 
 @pytest_asyncio.fixture
-async def workers(servers: tuple[Running, Running]) -> AsyncIterator[list[Worker]]:
+async def workers(servers: tuple[RequestManager, RequestManager]) -> AsyncIterator[list[Worker]]:
     """A prefill and a decode worker with version 1; roles may be changed, and are put back."""
     roles: tuple[Role, Role] = ("prefill", "decode")
     async with AsyncExitStack() as stack:
         found = []
         for index, ((server, settings), role) in enumerate(zip(servers, roles, strict=True)):
-            point = MeetingPoint("127.0.0.1", "127.0.0.1", f"rollout.{index}.1")
+            point = PairRendezvous("127.0.0.1", "127.0.0.1", f"rollout.{index}.1")
             engine = await stack.enter_async_context(sglang_support.engine_on(server, settings, role, point))
             found.append(Worker(engine, point))
             await found[-1].take(1)
@@ -96,8 +96,8 @@ async def workers(servers: tuple[Running, Running]) -> AsyncIterator[list[Worker
 async def send(prefill: Worker, decode: Worker, attempt: int, count: int = 20, length: int = 40) -> None:
     whole = request(attempt, ids(attempt, length), count, temperature=0.0)
     await decode.engine.generate(msgspec.structs.replace(whole, pair=prefill.point.name), decode.emit)
-    half = msgspec.structs.replace(whole, pair=str(decode.point.address))
-    await prefill.engine.generate(half, prefill.emit)
+    stage = msgspec.structs.replace(whole, pair=str(decode.point.address))
+    await prefill.engine.generate(stage, prefill.emit)
 
 
 async def check(prefill: Worker, decode: Worker, *attempts: int) -> None:
@@ -113,8 +113,8 @@ async def check(prefill: Worker, decode: Worker, *attempts: int) -> None:
         assert answer.logprobs == pytest.approx(
             reference_logprobs(reference(1), prompt, answer.ids), abs=1e-4
         )
-        half = prefill.found[attempt]
-        assert (half.ids, half.finish, half.prefilled) == ([], None, 40)
+        stage = prefill.found[attempt]
+        assert (stage.ids, stage.finish, stage.prefilled) == ([], None, 40)
 
 
 async def test_a_pair_answers_as_the_model_does(workers: list[Worker]) -> None:
@@ -189,17 +189,17 @@ async def test_memory_is_released_and_comes_back_in_both_roles(workers: list[Wor
 
 
 async def test_ws_10_a_half_that_is_killed_ends_the_other_half_with_what_it_has(
-    servers: tuple[Running, Running],
+    servers: tuple[RequestManager, RequestManager],
 ) -> None:
-    """The last test of these servers: kill -9 of the prefill half amid requests; the decode half lives on."""
+    """The last test of these servers: kill -9 of the prefill stage amid requests; the decode stage lives on."""
     with pytest.raises(ExceptionGroup) as failure:
         await _kill_prefill(servers)
     assert failure.value.subgroup(EngineDiedError) is not None
 
 
-async def _kill_prefill(servers: tuple[Running, Running]) -> None:
+async def _kill_prefill(servers: tuple[RequestManager, RequestManager]) -> None:
     (first, first_settings), (second, second_settings) = servers
-    points = [MeetingPoint("127.0.0.1", "127.0.0.1", f"rollout.{index}.1") for index in (0, 1)]
+    points = [PairRendezvous("127.0.0.1", "127.0.0.1", f"rollout.{index}.1") for index in (0, 1)]
     async with (
         sglang_support.engine_on(second, second_settings, "decode", points[1]) as decoder,
         sglang_support.engine_on(first, first_settings, "prefill", points[0]) as prefiller,

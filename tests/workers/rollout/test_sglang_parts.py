@@ -12,17 +12,17 @@ import pytest
 import torch
 from engine_support import MODEL, VOCABULARY, image, request
 
-from pearl.state.config import Config, ModelConfig, RolloutConfig
-from pearl.state.splitmix import splitmix64
-from pearl.state.trajectory import VersionRun
-from pearl.state.weights import BucketSpec, Version
-from pearl.workers.rollout.refusals import misfit
+from pearl.types.config import Config, ModelConfig, RolloutConfig
+from pearl.types.splitmix import splitmix64
+from pearl.types.trajectory import VersionRun
+from pearl.types.weights import BucketSpec, Version
+from pearl.workers.rollout.request_checks import role_mismatch
 from pearl.workers.rollout.sglang.attempt import Attempt, MalformedError, Piece, finish_of, read_event
 from pearl.workers.rollout.sglang.client import complaint
 from pearl.workers.rollout.sglang.http_parser import AnswerParser, EventSplitter, HttpError
+from pearl.workers.rollout.sglang.iteration_meter import IterationMeter
 from pearl.workers.rollout.sglang.model_files import Model, write_model
-from pearl.workers.rollout.sglang.passes import PassMeter
-from pearl.workers.rollout.sglang.requests import refusal
+from pearl.workers.rollout.sglang.requests import invalid_reason
 from pearl.workers.rollout.sglang.settings import (
     CPU_PATH,
     SERVER_PATH,
@@ -147,7 +147,7 @@ def test_kv_that_did_not_come_is_no_error_of_the_worker_that_waited_for_it() -> 
     subject = attempt()
     late = piece("abort", "timed out after 10 s in KVPoll.WaitingForInput")
     assert subject.finish(late) == "error"
-    subject.half = "decode"
+    subject.stage = "decode"
     assert subject.finish(late) == "abort"
 
 
@@ -177,7 +177,7 @@ def test_answers_that_are_cut_or_are_none() -> None:
 
 
 def test_passes_are_seen_in_what_streams() -> None:
-    meter = PassMeter()
+    meter = IterationMeter()
     meter.begin(0.0)
     for now in (1.0, 1.5):
         meter.note(1, now, 1, 10 if now == 1.0 else 0, 11)
@@ -190,7 +190,7 @@ def test_passes_are_seen_in_what_streams() -> None:
 
 
 def test_tokens_that_come_several_at_once_are_as_many_passes() -> None:
-    meter = PassMeter()
+    meter = IterationMeter()
     meter.begin(0.0)
     meter.note(1, 4.0, 4, 8, 20)
     meter.idle()
@@ -223,22 +223,24 @@ def test_stand_ins_are_on_the_path_only_where_there_is_no_gpu() -> None:
 
 def test_halves_and_colocated_servers_are_told_what_they_are() -> None:
     colocated = arguments(settings(False), "colocated", 1, 2)
-    half = arguments(settings(True), "decode", 1, 2)
+    stage = arguments(settings(True), "decode", 1, 2)
     assert not any("disaggregation" in word for word in colocated)
-    assert half[half.index("--disaggregation-mode") + 1] == "decode"
-    assert half[half.index("--disaggregation-transfer-backend") + 1] == "mooncake"
-    assert "--disaggregation-decode-enable-radix-cache" in half
+    assert stage[stage.index("--disaggregation-mode") + 1] == "decode"
+    assert stage[stage.index("--disaggregation-transfer-backend") + 1] == "mooncake"
+    assert "--disaggregation-decode-enable-radix-cache" in stage
     cpu_half = arguments(settings(False), "prefill", 1, 2)
     assert cpu_half[cpu_half.index("--disaggregation-transfer-backend") + 1] == "mooncake_tcp"
 
 
 def test_requests_that_cannot_be_served_are_named() -> None:
     limits = settings(False, max_context_tokens=100, kv_capacity_tokens=1000)
-    assert "more than rollout.max_context_tokens = 100" in refusal(request(1, [1] * 90, 20), 32, limits)
-    assert "vocabulary of 32" in refusal(request(1, [32], 1), 32, limits)
-    assert refusal(request(1, [31], 1), 32, limits) == ""
-    assert "halves of a pair only" in misfit(request(1, [1], 1), "decode")
-    assert misfit(request(1, [1], 1), "colocated") == ""
+    assert "more than rollout.max_context_tokens = 100" in invalid_reason(
+        request(1, [1] * 90, 20), 32, limits
+    )
+    assert "vocabulary of 32" in invalid_reason(request(1, [32], 1), 32, limits)
+    assert invalid_reason(request(1, [31], 1), 32, limits) == ""
+    assert "stages of a pair only" in role_mismatch(request(1, [1], 1), "decode")
+    assert role_mismatch(request(1, [1], 1), "colocated") == ""
 
 
 def write_parts(directory: Path) -> tuple[Model, StagedWeights]:
@@ -305,7 +307,7 @@ def test_draws_inside_sglang_are_those_of_the_torch_engine() -> None:
 
 
 class Fused(torch.nn.Module):
-    """Half of a model, as the second of two ranks serves it; ``broken`` loads one value wrongly."""
+    """PairStage of a model, as the second of two ranks serves it; ``broken`` loads one value wrongly."""
 
     def __init__(self, broken: bool = False) -> None:
         super().__init__()

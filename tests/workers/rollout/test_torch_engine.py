@@ -60,7 +60,7 @@ async def test_mh_03_an_engine_without_its_memory_serves_nothing(subject: engine
         await subject.engine.checksum()
     await subject.engine.restore(("weights",))
     await subject.take(1)
-    await subject.engine.checksum()  # between passes: one would have run by now
+    await subject.engine.checksum()  # between iterations: one would have run by now
     assert subject.deltas == [], "weights are there, memory for KV is not"
     await subject.engine.restore(("kv_cache",))
     assert (await subject.finished(1))[1].finish == "length"

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from manual_clock import ManualClock
 
-from pearl.state.config import Config, DataConfig, EmulatedConfig
-from pearl.state.messages.training import (
+from pearl.types.config import Config, DataConfig, EmulatedConfig
+from pearl.types.messages.training import (
     AddSamples,
     Offload,
     OffloadReply,
@@ -20,11 +20,11 @@ from pearl.state.messages.training import (
     TrainStep,
     TrainStepReply,
 )
-from pearl.state.weights import Version
+from pearl.types.weights import Version
 from pearl.workers.emulated_model import checksum_of, image_of
-from pearl.workers.training.commands import Progress
 from pearl.workers.training.emulated.checkpoints import EmulatedCheckpoints
 from pearl.workers.training.emulated.world import NOMINAL_STATE_BYTES, EmulatedWorld
+from pearl.workers.training.rank_commands import Progress
 from pearl.workers.training.service import TrainingService
 
 CONFIG = Config(

@@ -1,7 +1,7 @@
 import pytest
 
-from pearl.state.config import TrainingConfig
-from pearl.workers.training.schedule import learning_rate
+from pearl.types.config import TrainingConfig
+from pearl.workers.training.learning_rate import learning_rate
 
 
 def test_constant_with_warm_up() -> None:

@@ -7,7 +7,7 @@ import torch
 from training_worlds import MODEL, VOCABULARY, make_sample, make_samples
 from transformers import PreTrainedModel
 
-from pearl.state.config import ModelConfig
+from pearl.types.config import ModelConfig
 from pearl.workers.model import build_model
 from pearl.workers.training.packing import NAME, pack, packed_attention
 from pearl.workers.training.samples import TrainingSample, unpack

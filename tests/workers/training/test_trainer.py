@@ -20,12 +20,12 @@ from training_worlds import (
     with_training,
 )
 
-from pearl.state.config import Config
-from pearl.state.messages.training import Sample
-from pearl.state.weights import Snapshot
-from pearl.workers.links.image import SnapshotStore
+from pearl.types.config import Config
+from pearl.types.messages.training import Sample
+from pearl.types.weights import Snapshot
 from pearl.workers.model import build_model
 from pearl.workers.training.checkpoint import CheckpointStore
+from pearl.workers.weight_transfer.snapshot_image import SnapshotStore
 
 FIRST_MOMENT = 1 - CONFIG.training.betas[0]
 Arrays = dict[str, npt.NDArray[np.float32]]

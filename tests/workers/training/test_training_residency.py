@@ -9,15 +9,15 @@ import torch
 import torch.distributed as dist
 from training_worlds import CONFIG, in_world, make_samples, trainer, with_training
 
-from pearl.state.config import Config
-from pearl.state.weights import Version
-from pearl.workers.links.image import SnapshotStore
-from pearl.workers.links.receiver import Receiver
-from pearl.workers.residency.host import HostSaver
-from pearl.workers.residency.pages import Pages, drop
-from pearl.workers.residency.storages import digest, distinct_storages, total_bytes
+from pearl.types.config import Config
+from pearl.types.weights import Version
+from pearl.workers.memory_offload.host_saver import HostSaver
+from pearl.workers.memory_offload.pages import Pages, drop
+from pearl.workers.memory_offload.storages import digest, distinct_storages, total_bytes
 from pearl.workers.training.control import ControlChannel, Report
-from pearl.workers.training.residency import TrainingResidency, check, slowest
+from pearl.workers.training.state_offload import TrainingResidency, check, slowest
+from pearl.workers.weight_transfer.receiver import Receiver
+from pearl.workers.weight_transfer.snapshot_image import SnapshotStore
 
 BIG = msgspec.structs.replace(CONFIG.model, hidden_size=256, ffn_size=1024)
 """Tensors of many pages each."""

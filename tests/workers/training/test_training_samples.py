@@ -6,10 +6,10 @@ import pytest
 import torch
 from training_worlds import VOCABULARY, make_sample
 
-from pearl.state.messages.training import Sample
+from pearl.types.messages.training import Sample
 from pearl.workers.training.packing import pack
 from pearl.workers.training.samples import unpack
-from pearl.workers.training.tally import sample_metrics
+from pearl.workers.training.step_metrics import sample_metrics
 
 MASK = [False] * 3 + [True] * 4 + [False] * 3 + [True] * 5
 PLACES = [3, 4, 5, 6, 10, 11, 12, 13, 14]

@@ -9,8 +9,8 @@ import pytest
 import torch
 from training_worlds import CONFIG, make_demonstrations, make_samples
 
-from pearl.state.messages.control import Ack, Shutdown
-from pearl.state.messages.training import (
+from pearl.types.messages.control import Ack, Shutdown
+from pearl.types.messages.training import (
     AddDemonstrations,
     AddSamples,
     Offload,
@@ -22,9 +22,9 @@ from pearl.state.messages.training import (
     TrainStep,
     TrainStepReply,
 )
-from pearl.state.weights import Snapshot, Version
+from pearl.types.weights import Snapshot, Version
 from pearl.workers.training.checkpoint import CheckpointStore
-from pearl.workers.training.commands import Begin, Command, Progress, Step
+from pearl.workers.training.rank_commands import Begin, Command, Progress, Step
 from pearl.workers.training.service import NEWEST, Reply, TrainingService
 
 

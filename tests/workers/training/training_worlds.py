@@ -12,16 +12,20 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pearl.state.config import Config, DataConfig, ModelConfig, RolloutConfig, TrainingConfig, WarmStartConfig
-from pearl.state.messages.training import Demonstration, Sample
+from pearl.types.config import Config, DataConfig, ModelConfig, RolloutConfig, TrainingConfig, WarmStartConfig
+from pearl.types.messages.training import Demonstration, Sample
 from pearl.workers.training.checkpoint import CheckpointStore
-from pearl.workers.training.commands import Progress
+from pearl.workers.training.rank_commands import Progress
 from pearl.workers.training.trainer import Trainer
 
 CONTEXT = multiprocessing.get_context("forkserver")
 # torch and transformers are imported once, before the server has any thread: a rank then starts in milliseconds.
 CONTEXT.set_forkserver_preload(
-    ["pearl.workers.training.trainer", "pearl.workers.links.receiver", "pearl.workers.links.sender"]
+    [
+        "pearl.workers.training.trainer",
+        "pearl.workers.weight_transfer.receiver",
+        "pearl.workers.weight_transfer.sender",
+    ]
 )
 ANSWER_TIMEOUT_S = 40.0
 VOCABULARY = 16

@@ -1,6 +1,6 @@
-"""The emulated engine behind the protocol: an ``EmulatedCore`` whose passes take their time on a clock.
+"""The emulated engine behind the protocol: an ``EmulatedCore`` whose iterations take their time on a clock.
 
-Passes end at absolute deadlines, the sum of all before them, so that a late host catches up and nothing drifts. The
+Iterations end at absolute deadlines, the sum of all before them, so that a late host catches up and nothing drifts. The
 engine wakes when something is due to be told. It runs on the worker's loop, by timers; what must not happen during a
 pass waits for its end.
 """
@@ -10,14 +10,14 @@ import logging
 from collections.abc import Callable
 
 from pearl.runtime.clock import Clock, Timer
-from pearl.state.messages.rollout import IterationStat
-from pearl.state.weights import BucketSpec, TensorSpec, Version
+from pearl.types.messages.rollout import IterationStat
+from pearl.types.weights import BucketSpec, TensorSpec, Version
 from pearl.workers.rollout.attempts import LiveAttempts
-from pearl.workers.rollout.base_core import State
 from pearl.workers.rollout.emulated.core import EmulatedCore
-from pearl.workers.rollout.emulated.halves import block_of
 from pearl.workers.rollout.emulated.kv_pages import EmulatedPages
+from pearl.workers.rollout.emulated.paired_requests import block_of
 from pearl.workers.rollout.emulated.settings import EmulatedSettings
+from pearl.workers.rollout.engine_core import State
 from pearl.workers.rollout.kv_transfer.frames import Offer
 from pearl.workers.rollout.kv_transfer.pages import Block
 from pearl.workers.rollout.kv_transfer.transport import KvTransport
@@ -35,7 +35,7 @@ from pearl.workers.rollout.protocol import (
 log = logging.getLogger(__name__)
 
 LATE_S = 0.005
-"""A pass that ends later than this after its deadline counts as late; timers alone are good to a millisecond."""
+"""An iteration that ends later than this after its deadline counts as late; timers alone are good to a millisecond."""
 MAX_BEHIND_S = 1.0
 """A host that was away for longer (stopped, asleep) does not get all of that time back at once."""
 LOAD_SHARE = 0.25
@@ -44,7 +44,7 @@ NOMINAL_WEIGHT_BYTES = 16 << 30
 """What a release says it freed: a model of eight billion parameters in bfloat16."""
 
 
-class Lateness:
+class DeadlineMiss:
     """How well the host kept up with the engine's own time."""
 
     def __init__(self) -> None:
@@ -75,9 +75,9 @@ class EmulatedEngine:
         if role != "colocated" and transport is None:
             raise UnsupportedError(f"the emulated engine takes the role {role} only with a KV transport")
         self.role = role
-        self.lateness = Lateness()
+        self.deadline_miss = DeadlineMiss()
         self.busy_s = 0.0
-        """Sum of all passes' own time."""
+        """Sum of all iterations' own time."""
         self.num_generated = 0
         self._settings = settings
         self._timing = settings.timing
@@ -89,7 +89,7 @@ class EmulatedEngine:
         self._core.role = role
         self._attempts = LiveAttempts()
         self._timer: Timer | None = None
-        self._began_s = 0.0  # the passes under way, by the engine's own time
+        self._began_s = 0.0  # the iterations under way, by the engine's own time
         self._deadline_s = 0.0  # of their end
         self._told_s = 0.0  # when deltas last went out
         self._between = asyncio.Event()  # no pass is under way
@@ -105,8 +105,8 @@ class EmulatedEngine:
         return self._core.version
 
     @property
-    def num_passes(self) -> int:
-        return self._core.num_passes
+    def num_iterations(self) -> int:
+        return self._core.num_iterations
 
     async def start(self) -> None:
         await self._clock.sleep(self._timing.start_seconds)
@@ -122,10 +122,10 @@ class EmulatedEngine:
     async def abort(self, attempt: int) -> None:
         self._changed(lambda: self._core.abort(attempt))
 
-    # Passes
+    # Iterations
 
     def _go_on(self) -> None:
-        """Begin a pass as soon as what is happening now has happened, unless one is under way."""
+        """Begin an iteration as soon as what is happening now has happened, unless one is under way."""
         if self._timer is None and self._core.has_work() and not self._is_shut_down:
             self._deadline_s = self._clock.now()
             self._timer = self._clock.call_later(0.0, self._begin)
@@ -136,7 +136,7 @@ class EmulatedEngine:
             return
         now = self._clock.now()
         if self._deadline_s < now - MAX_BEHIND_S:
-            self.lateness.given_up_s += now - MAX_BEHIND_S - self._deadline_s
+            self.deadline_miss.given_up_s += now - MAX_BEHIND_S - self._deadline_s
             self._deadline_s = now - MAX_BEHIND_S
         self._began_s = self._deadline_s
         # A host that is late makes up for it in fewer, longer strides.
@@ -153,21 +153,21 @@ class EmulatedEngine:
         delay_s = max(0.0, self._deadline_s - self._clock.now())
         self._timer = self._clock.call_later(delay_s, self._end)
 
-    def _settle(self) -> None:
+    def _complete(self) -> None:
         """Something happens: passes that are over count, and none is planned beyond the current one."""
         if not self._between.is_set() and self._timer is not None:
             self._timer.cancel()
-            self._wait(self._core.settle(self._clock.now() - self._began_s))
+            self._wait(self._core.complete(self._clock.now() - self._began_s))
 
     def _end(self) -> None:
         self._timer = None
         now = self._clock.now()
-        self.lateness.note(now - self._deadline_s)
+        self.deadline_miss.note(now - self._deadline_s)
         self.busy_s += self._deadline_s - self._began_s
         has_ended = self._core.end()
         if has_ended or now - self._told_s >= self._settings.flush_period_s:
             self._told_s = now
-            self._core.tell()
+            self._core.report()
         self._deliver()
         self._between.set()
         if self._core.has_work():
@@ -179,7 +179,7 @@ class EmulatedEngine:
             self._outer_count(num_tokens)
 
     def _deliver(self) -> None:
-        notices, self._core.halves.notices = self._core.halves.notices, []
+        notices, self._core.stages.notices = self._core.stages.notices, []
         if notices:
             assert self._transport is not None
             self._transport.post(notices)
@@ -189,7 +189,7 @@ class EmulatedEngine:
     # Pauses, weights, memory
 
     async def pause(self, mode: PauseMode) -> None:
-        self._settle()
+        self._complete()
         self._core.paused = True  # no further pass begins
         await self._between.wait()
         self._core.pause(mode)
@@ -204,8 +204,8 @@ class EmulatedEngine:
         self._core.flush()
 
     async def begin_update(self, version: Version, tensors: tuple[TensorSpec, ...]) -> None:
-        """Holds all passes by itself, whether paused or not: a continue in between takes effect at the end."""
-        self._settle()
+        """Holds all iterations by itself, whether paused or not: a continue in between takes effect at the end."""
+        self._complete()
         self._core.hold()
         await self._between.wait()
         self._core.begin_update(version, tensors)
@@ -243,7 +243,7 @@ class EmulatedEngine:
         self._core.restore(tags)
         self._go_on()
 
-    # Roles, and the KV of halves as the transport asks for it
+    # Roles, and the KV of stages as the transport asks for it
 
     async def set_role(self, role: Role) -> None:
         if role == self.role:
@@ -260,7 +260,7 @@ class EmulatedEngine:
         now = self._clock.now()
         self._link_free_s = max(now, self._link_free_s) + seconds
         await self._clock.sleep(self._link_free_s - now)
-        return block_of(count) if self._core.has_half(attempt) else None
+        return block_of(count) if self._core.has_stage(attempt) else None
 
     async def kv_sent(self, attempt: int) -> None:
         self._changed(lambda: self._core.kv_sent(attempt))
@@ -275,7 +275,7 @@ class EmulatedEngine:
         self._changed(lambda: self._core.kv_failed(attempt, reason))
 
     def _changed(self, change: Callable[[], None]) -> None:
-        self._settle()
+        self._complete()
         change()
         self._deliver()
         self._go_on()
@@ -291,9 +291,9 @@ class EmulatedEngine:
 
     def account(self) -> str:
         """One line of figures, for the log."""
-        late = self.lateness
+        late = self.deadline_miss
         return (
-            f"passes={self.num_passes} busy_s={self.busy_s:.3f} generated={self.num_generated} "
+            f"iterations={self.num_iterations} busy_s={self.busy_s:.3f} generated={self.num_generated} "
             f"late={late.num_late} worst_late_s={late.worst_s:.4f} given_up_s={late.given_up_s:.3f}"
         )
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, Protocol, TypeVar
 
-from pearl.state.weights import Version
+from pearl.types.weights import Version
 from pearl.workers.rollout.kv_transfer.frames import Offer
 from pearl.workers.rollout.kv_transfer.pages import Block
 

@@ -6,9 +6,9 @@ from typing import Literal, Self
 import xxhash
 
 from pearl.runtime.clock import Clock
-from pearl.state.weights import BucketSpec, Snapshot
+from pearl.types.weights import BucketSpec, Snapshot
 from pearl.workers.emulated_model import image_of
-from pearl.workers.links.errors import CorruptBucketError
+from pearl.workers.weight_transfer.errors import CorruptBucketError
 
 
 class EmulatedReceived:

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from pearl.state.trajectory import FinishReason, VersionRun
-from pearl.state.weights import Version
-from pearl.workers.rollout.base_halves import Half
+from pearl.types.trajectory import FinishReason, VersionRun
+from pearl.types.weights import Version
 from pearl.workers.rollout.emulated.cache import head_of
 from pearl.workers.rollout.emulated.tokens import LOGPROB, Ids
+from pearl.workers.rollout.paired_requests import PairStage
 from pearl.workers.rollout.protocol import Delta, GenerateRequest
 
 
@@ -17,7 +17,6 @@ class Request:
         "attempt",
         "computed",
         "end",
-        "half",
         "head",
         "ids",
         "is_offered",
@@ -28,7 +27,8 @@ class Request:
         "num_tokens",
         "prefilled",
         "prompt_end",
-        "told",
+        "reported",
+        "stage",
     )
 
     def __init__(
@@ -37,7 +37,7 @@ class Request:
         arrival: int,
         answer: Ids,
         finish: FinishReason,
-        half: Half | None = None,
+        stage: PairStage | None = None,
     ) -> None:
         context = len(request.ids)
         self.attempt = request.attempt
@@ -50,7 +50,7 @@ class Request:
         """The context and all that is going to be said; ``num_tokens`` of them are there by now."""
         self.end = len(self.ids)
         self.answer_finish: FinishReason = finish
-        self.num_tokens = self.told = context
+        self.num_tokens = self.reported = context
         self.computed = 0
         """Tokens from the front whose KV is there."""
         self.prefilled = 0
@@ -61,17 +61,17 @@ class Request:
         """The oldest version in its KV; None while there is none."""
         self.is_stale = False
         """Its KV began under an older version or was told to be forgotten: never kept for others."""
-        self.half = half
-        """Which half of a pair it is; None = a whole request, as is a decode half once its KV has landed."""
+        self.stage = stage
+        """Which stage of a pair it is; None = a whole request, as is a decode stage once its KV has landed."""
         self.is_offered = False
-        """Decode half: its prefill half has room and computes."""
+        """Decode stage: its prefill stage has room and computes."""
         self.kv_told = -1
-        """Prefill half: tokens whose KV was last said to be ready."""
+        """Prefill stage: tokens whose KV was last said to be ready."""
 
     @property
     def target(self) -> int:
-        """Tokens to be computed before the next one comes; a prefill half leaves the last to the decode half."""
-        return self.num_tokens - (self.half == "prefill")
+        """Tokens to be computed before the next one comes; a prefill stage leaves the last to the decode stage."""
+        return self.num_tokens - (self.stage == "prefill")
 
     @property
     def is_prefilling(self) -> bool:
@@ -83,7 +83,7 @@ class Request:
         self.computed += count
         if self.kv_version is None:
             self.kv_version = version
-        if self.computed < self.num_tokens or self.half is not None:
+        if self.computed < self.num_tokens or self.stage is not None:
             return False
         self.num_tokens += 1
         return True
@@ -104,12 +104,12 @@ class Request:
 
     def delta(self, version: Version | None, finish: FinishReason | None = None, error: str = "") -> Delta:
         """All since the last one; the tokens in it were made under ``version``."""
-        count, prefilled = self.num_tokens - self.told, self.prefilled
+        count, prefilled = self.num_tokens - self.reported, self.prefilled
         runs: list[VersionRun] = []
         if count:
             assert version is not None
             assert self.kv_version is not None
             runs = [VersionRun(version, count, self.kv_version)]
-        ids: list[int] = self.ids[self.told : self.num_tokens].tolist()
-        self.told, self.prefilled = self.num_tokens, 0
+        ids: list[int] = self.ids[self.reported : self.num_tokens].tolist()
+        self.reported, self.prefilled = self.num_tokens, 0
         return Delta(self.attempt, ids, [LOGPROB] * count, runs, prefilled, finish, error)

@@ -1,6 +1,6 @@
-"""Which requests compute how much in the next pass, and whose KV has room. Pure.
+"""Which requests compute how much in the next iteration, and whose KV has room. Pure.
 
-Every running request with one token to compute decodes in every pass; up to ``prefill_chunk_tokens`` more go to
+Every running request with one token to compute decodes in every iteration; up to ``prefill_chunk_tokens`` more go to
 contexts, first come first served; a sibling waits while another computes what both begin with, and then is spared it.
 When decoding needs room, kept prefixes go first, then the youngest request is retracted: it keeps its tokens, waits at
 its old place and computes them again.
@@ -14,7 +14,7 @@ from pearl.workers.rollout.emulated.request import Request
 from pearl.workers.rollout.emulated.settings import EmulatedSettings
 
 
-class Work(NamedTuple):
+class ScheduledChunk(NamedTuple):
     """Compute so many tokens of the request."""
 
     request: Request
@@ -23,7 +23,7 @@ class Work(NamedTuple):
 
 class Plan(NamedTuple):
     decoding: list[Request]
-    prefill: list[Work]
+    prefill: list[ScheduledChunk]
 
     @property
     def prefill_tokens(self) -> int:
@@ -79,7 +79,7 @@ class Scheduler:
             request.is_stale = True
 
     def grew(self, num_tokens: int) -> None:
-        """Running requests have so many more tokens."""
+        """RequestManager requests have so many more tokens."""
         self.held += num_tokens
         self.cache.shrink(self.capacity - self.held)
 
@@ -87,8 +87,8 @@ class Scheduler:
         """So that everything that decodes can grow by a token; the requests that are to be retracted for it."""
         losers = []
         free = self.num_free
-        # Halves in transfer neither grow nor go: they are on their way, within limits of their own.
-        growing = [request for request in self.running if request.half is None]
+        # PairedRequests in transfer neither grow nor go: they are on their way, within limits of their own.
+        growing = [request for request in self.running if request.stage is None]
         num_growing = len(growing)
         for request in reversed(growing):
             if free >= num_growing:
@@ -99,26 +99,26 @@ class Scheduler:
         self.cache.shrink(free - num_growing)
         return losers
 
-    def take_granted(self) -> list[Request]:
-        """Decode halves that got room since the last call."""
+    def take_allocated(self) -> list[Request]:
+        """Decode stages that got room since the last call."""
         granted, self._granted = self._granted, []
         return granted
 
     def plan(self) -> Plan:
-        """The next pass; empty when there is nothing to compute."""
-        decoding = [r for r in self.running if r.half is None and not r.is_prefilling]
-        prefill: list[Work] = []
+        """The next iteration; empty when there is nothing to compute."""
+        decoding = [r for r in self.running if r.stage is None and not r.is_prefilling]
+        prefill: list[ScheduledChunk] = []
         budget = self._chunk
         for request in self.running:
-            if request.is_prefilling and request.half != "decode" and budget:
+            if request.is_prefilling and request.stage != "decode" and budget:
                 budget -= _begin(prefill, request, budget)
-        # Room for a decode half is taken only when its KV is sure to come.
-        for request in [r for r in self.waiting if r.half != "decode" or r.is_offered]:
+        # Room for a decode stage is taken only when its KV is sure to come.
+        for request in [r for r in self.waiting if r.stage != "decode" or r.is_offered]:
             if self._is_computed_by_another(request):
                 continue
             if not budget or len(self.running) >= self._max_running or not self._admit(request):
                 break
-            if request.half == "decode":
+            if request.stage == "decode":
                 self._granted.append(request)
             else:
                 budget -= _begin(prefill, request, budget)
@@ -143,17 +143,17 @@ class Scheduler:
         """Tokens of its context that need no computing."""
         context = request.ids[: request.num_tokens - 1]
         own = self.cache.match(request.key, context)
-        if own or request.half == "decode":
+        if own or request.stage == "decode":
             return own
         running = (common(other.ids[: other.computed], context) for other in self._siblings(request))
         return max(self.cache.match_siblings(request.head, context), *running, 0)
 
     def _siblings(self, request: Request) -> list[Request]:
-        """Running ones whose KV others may use."""
-        return [r for r in self.running if r.head == request.head and r.half != "decode" and not r.is_stale]
+        """RequestManager ones whose KV others may use."""
+        return [r for r in self.running if r.head == request.head and r.stage != "decode" and not r.is_stale]
 
     def _is_computed_by_another(self, request: Request) -> bool:
-        if request.half == "decode":
+        if request.stage == "decode":
             return False
         behind = [other for other in self._siblings(request) if other.is_prefilling]
         if not behind:
@@ -163,10 +163,10 @@ class Scheduler:
         return any(common(other.ids[: other.target], context) > max(kept, other.computed) for other in behind)
 
 
-def _begin(prefill: list[Work], request: Request, budget: int) -> int:
+def _begin(prefill: list[ScheduledChunk], request: Request, budget: int) -> int:
     count = min(budget, request.target - request.computed)
-    if count:  # or a prefill half whose whole context was kept
-        prefill.append(Work(request, count))
+    if count:  # or a prefill stage whose whole context was kept
+        prefill.append(ScheduledChunk(request, count))
     return count
 
 

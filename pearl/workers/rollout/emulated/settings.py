@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from pearl.state.config import Config, EmulatedConfig
+from pearl.types.config import Config, EmulatedConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class EmulatedSettings:
     prefill_chunk_tokens: int = 512
     max_running: int = 128
     flush_period_s: float = 0.01
-    """Tokens are told at most so much later than they were made: less often than every pass, which costs time."""
+    """Tokens are told at most so much later than they were made: less often than every iteration, which costs time."""
 
 
 def settings_of(config: Config, slot: int, vocabulary_size: int) -> EmulatedSettings:

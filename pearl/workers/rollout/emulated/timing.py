@@ -1,8 +1,8 @@
-"""How long passes take: A + b * decoding + t_prefill * prefilled tokens, times the noise of the iteration."""
+"""How long iterations take: A + b * decoding + t_prefill * prefilled tokens, times the noise of the iteration."""
 
 import numpy as np
 
-from pearl.runtime.draws import bits, counter_normals
+from pearl.runtime.counter_rng import bits, counter_normals
 from pearl.workers.rollout.emulated.settings import EmulatedSettings
 
 _BLOCK = 1024

@@ -6,10 +6,10 @@ The same trajectory therefore gets the same tokens on any worker and after any i
 import numpy as np
 import numpy.typing as npt
 
-from pearl.runtime.draws import counter_bits, lognormal
-from pearl.state import emulated
-from pearl.state.splitmix import splitmix64
-from pearl.state.trajectory import FinishReason
+from pearl.runtime.counter_rng import counter_bits, lognormal
+from pearl.types import emulated_tokens
+from pearl.types.splitmix import splitmix64
+from pearl.types.trajectory import FinishReason
 from pearl.workers.rollout.protocol import GenerateRequest
 
 LOGPROB = -1.0
@@ -26,14 +26,14 @@ def answer(request: GenerateRequest, vocabulary_size: int, length_spread: float)
     seed = 0 if request.params.temperature == 0.0 else request.seed
     positions = np.arange(context, context + request.params.max_new_tokens)
     low, high = 0, vocabulary_size
-    if vocabulary_size == emulated.VOCABULARY_SIZE:
-        low, high = emulated.FIRST_CONTENT_ID, emulated.LENGTH_BASE
+    if vocabulary_size == emulated_tokens.VOCABULARY_SIZE:
+        low, high = emulated_tokens.FIRST_CONTENT_ID, emulated_tokens.LENGTH_BASE
     drawn = counter_bits(np.uint64(splitmix64(seed)), positions) % np.uint64(high - low)
     ids: Ids = (drawn + np.uint64(low)).astype(np.int32)
     stop_ids = request.params.stop_ids
     if not stop_ids:
         return ids, "length"
-    if vocabulary_size == emulated.VOCABULARY_SIZE:
+    if vocabulary_size == emulated_tokens.VOCABULARY_SIZE:
         left = max(1, answer_end(request.ids, seed, length_spread) - context)
         if left <= len(ids):
             ids[left - 1] = stop_ids[0]
@@ -45,9 +45,9 @@ def answer(request: GenerateRequest, vocabulary_size: int, length_spread: float)
 
 def answer_end(ids: Ids, seed: int, length_spread: float) -> int:
     """The length of the context when the answer it is in is complete; beyond any limit when nobody asked for one."""
-    asking = np.flatnonzero(ids >= emulated.LENGTH_BASE)
+    asking = np.flatnonzero(ids >= emulated_tokens.LENGTH_BASE)
     if not len(asking):
         return 1 << 40
     start = int(asking[-1]) + 1
-    wanted = int(ids[start - 1]) - emulated.LENGTH_BASE
+    wanted = int(ids[start - 1]) - emulated_tokens.LENGTH_BASE
     return start + max(1, round(lognormal(wanted, length_spread, seed, start)))

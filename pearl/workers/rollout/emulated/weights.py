@@ -1,6 +1,6 @@
 """Takes an update of the emulated weights as strictly as a model would."""
 
-from pearl.state.weights import BucketSpec, TensorSpec, Version
+from pearl.types.weights import BucketSpec, TensorSpec, Version
 from pearl.workers.emulated_model import NUM_BYTES, TENSORS
 
 

@@ -11,8 +11,8 @@ import msgspec
 import uvloop
 
 from pearl.runtime.clock import MonotonicClock
-from pearl.runtime.lifeline import watch_parent
-from pearl.state.config import Config
+from pearl.runtime.parent_death import watch_parent
+from pearl.types.config import Config
 from pearl.workers.rollout.emulated.engine import LOAD_SHARE, EmulatedEngine
 from pearl.workers.rollout.emulated.receiver import EmulatedReceiver
 from pearl.workers.rollout.emulated.settings import settings_of
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> None:
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
-        # Timers of a pass may be pending; nothing of them is worth waiting for.
+        # Timers of an iteration may be pending; nothing of them is worth waiting for.
         os._exit(0)
 
 

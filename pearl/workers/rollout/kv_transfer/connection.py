@@ -35,7 +35,7 @@ class Connection:
             connecting.close()
             raise
 
-    async def say(self, frame: AnyFrame, limit_s: float, payload: Block | None = None) -> None:
+    async def send(self, frame: AnyFrame, limit_s: float, payload: Block | None = None) -> None:
         if self._is_broken:
             raise KvTransferError("the connection is broken")
         self._is_broken = True
@@ -45,7 +45,7 @@ class Connection:
                 await self._loop.sock_sendall(self._socket, payload.data)
         self._is_broken = False
 
-    async def hear(self, limit_s: float) -> AnyFrame:
+    async def recv(self, limit_s: float) -> AnyFrame:
         async with _limited(limit_s, "hearing from the peer"):
             (length,) = LENGTH.unpack(await self._exactly(LENGTH.size))
             if length > MAX_FRAME_BYTES:
@@ -63,11 +63,11 @@ class Connection:
             await self._fill(block.data, digest.update)
         return digest.digest()
 
-    async def farewell(self, frame: AnyFrame | None, limit_s: float) -> None:
+    async def finish(self, frame: AnyFrame | None, limit_s: float) -> None:
         """Last words, if they can still be said; then until the peer has closed, so that they are not lost."""
         with contextlib.suppress(KvTransferError):
             if frame is not None:
-                await self.say(frame, limit_s)
+                await self.send(frame, limit_s)
             async with _limited(limit_s, "parting"):
                 self._socket.shutdown(socket.SHUT_WR)
                 rest = np.empty(MAX_FRAME_BYTES, np.uint8)

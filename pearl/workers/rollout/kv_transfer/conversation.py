@@ -25,7 +25,7 @@ async def converse(speak: Coroutine[Any, Any, None], *others: Coroutine[Any, Any
 
 
 async def answer_of(engine: Awaitable[T], limit_s: float) -> T:
-    """What the engine says, which it does between two passes."""
+    """What the engine says, which it does between two iterations."""
     try:
         async with asyncio.timeout(limit_s):
             return await engine

@@ -10,7 +10,7 @@ import struct
 
 import msgspec
 
-from pearl.state.weights import Version
+from pearl.types.weights import Version
 
 MAX_FRAME_BYTES = 1 << 16
 LENGTH = struct.Struct("<I")
@@ -55,7 +55,7 @@ class Hello(Frame, frozen=True):
 
 
 class Offer(Frame, frozen=True):
-    """The prefill half has its pages and computes; ``num_tokens`` of KV will come."""
+    """The prefill stage has its pages and computes; ``num_tokens`` of KV will come."""
 
     version: Version
     num_tokens: int

@@ -1,4 +1,4 @@
-"""The decode side of one attempt: waits for its prefill half, then takes KV into pages that the engine has granted.
+"""The decode side of one attempt: waits for its prefill stage, then takes KV into pages that the engine has granted.
 
 Nothing is written to a page before its bytes are verified and the engine itself has found the attempt alive.
 """
@@ -36,13 +36,13 @@ class Incoming:
         self._held = 0  # bytes of the budget
 
     def meet(self, connection: Connection) -> bool:
-        """Its prefill half is on the line; False when nobody waits for it any more."""
+        """Its prefill stage is on the line; False when nobody waits for it any more."""
         if self._arrival.done():
             return False
         self._arrival.set_result(connection)
         return True
 
-    def tell(self, notice: Granted | Landed | Ended) -> None:
+    def notify(self, notice: Granted | Landed | Ended) -> None:
         match notice:
             case Granted():
                 self._next = notice.start
@@ -71,7 +71,7 @@ class Incoming:
                 await answer_of(self._pages.failed(self.attempt, error), self._limits.engine_s)
             if connection is not None:
                 last = error or self._ended
-                await connection.farewell(Failed(last) if last else None, self._limits.farewell_s)
+                await connection.finish(Failed(last) if last else None, self._limits.farewell_s)
         finally:
             self.close()
 
@@ -93,24 +93,28 @@ class Incoming:
     async def _talk(self, connection: Connection) -> None:
         with self._budgets.of(self._sender) as budget:
             try:
-                await converse(self._speak(connection), self._hear(connection, budget), self._land(budget))
+                await converse(
+                    self._send_frames(connection),
+                    self._receive_frames(connection, budget),
+                    self._land(budget),
+                )
             finally:
                 budget.release(self._held)
 
-    async def _speak(self, connection: Connection) -> None:
+    async def _send_frames(self, connection: Connection) -> None:
         limits = self._limits
-        word: AnyFrame = Ping()  # at once: the prefill half has been waiting to be met
+        word: AnyFrame = Ping()  # at once: the prefill stage has been waiting to be met
         while self._ended is None:
-            await connection.say(word, limits.silence_s)
+            await connection.send(word, limits.silence_s)
             if isinstance(word, Done):
                 return
             if not self._words and self._ended is None:
                 await self._sayable.wait(limits.ping_s)
             word = self._words.popleft() if self._words else Ping()
 
-    async def _hear(self, connection: Connection, budget: ByteBudget) -> None:
+    async def _receive_frames(self, connection: Connection, budget: ByteBudget) -> None:
         while True:
-            match await connection.hear(self._limits.silence_s):
+            match await connection.recv(self._limits.silence_s):
                 case Offer() as offer:
                     await self._take_offer(offer)
                 case Chunk() as chunk:

@@ -33,7 +33,7 @@ class Outgoing:
         self._readable = Movement(limits.wait_s)
         self._sayable = Movement(limits.wait_s)
 
-    def tell(self, notice: Ready | Ended) -> None:
+    def notify(self, notice: Ready | Ended) -> None:
         if isinstance(notice, Ready):
             self._ready = notice
             self._readable.happened()
@@ -55,7 +55,7 @@ class Outgoing:
             await self._report(error)
             if self._connection is not None:
                 last = error or self._ended
-                await self._connection.farewell(Failed(last) if last else None, self._limits.farewell_s)
+                await self._connection.finish(Failed(last) if last else None, self._limits.farewell_s)
         finally:
             self.close()
 
@@ -72,31 +72,33 @@ class Outgoing:
         with self._budgets.of(self._address) as budget:
             try:
                 await converse(
-                    self._speak(connection, hello, budget), self._hear(connection), self._gather(budget)
+                    self._send_frames(connection, hello, budget),
+                    self._receive_frames(connection),
+                    self._gather(budget),
                 )
             finally:
                 budget.release(self._held)
 
-    async def _speak(self, connection: Connection, hello: Hello, budget: ByteBudget) -> None:
+    async def _send_frames(self, connection: Connection, hello: Hello, budget: ByteBudget) -> None:
         limits = self._limits
-        await connection.say(hello, limits.silence_s)
+        await connection.send(hello, limits.silence_s)
         while not self._is_done and self._ended is None:
             if self._ready is not None and not self._is_offered:
                 self._is_offered = True
                 offer = Offer(self._ready.version, self._ready.total, self._ready.layout)
-                await connection.say(offer, limits.silence_s)
+                await connection.send(offer, limits.silence_s)
             elif self._blocks:
                 chunk, block = self._blocks.popleft()
-                await connection.say(chunk, limits.chunk_s, block)
+                await connection.send(chunk, limits.chunk_s, block)
                 self._held -= chunk.num_bytes
                 budget.release(chunk.num_bytes)
             elif not await self._sayable.wait(limits.ping_s):
-                await connection.say(Ping(), limits.silence_s)
+                await connection.send(Ping(), limits.silence_s)
 
-    async def _hear(self, connection: Connection) -> None:
-        limit_s = self._limits.contact_s + self._limits.silence_s  # until the other half is met
+    async def _receive_frames(self, connection: Connection) -> None:
+        limit_s = self._limits.contact_s + self._limits.silence_s  # until the other stage is met
         while not self._is_done:
-            frame = await connection.hear(limit_s)
+            frame = await connection.recv(limit_s)
             limit_s = self._limits.silence_s
             match frame:
                 case Grant(start):

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pearl.state.weights import Version
+from pearl.types.weights import Version
 from pearl.workers.rollout.kv_transfer.frames import KvLayout, Offer
 
 Block = npt.NDArray[np.uint8]
@@ -18,7 +18,7 @@ Block = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """A prefill half is here: reach the decode worker at ``address``."""
+    """A prefill stage is here: reach the decode worker at ``address``."""
 
     attempt: int
     address: str
@@ -26,7 +26,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The prefill half's first ``tokens`` tokens, of ``total``, can be read; best in whole pages."""
+    """The prefill stage's first ``tokens`` tokens, of ``total``, can be read; best in whole pages."""
 
     attempt: int
     tokens: int
@@ -45,7 +45,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Expect:
-    """A decode half is here; its KV will come from the worker ``sender``."""
+    """A decode stage is here; its KV will come from the worker ``sender``."""
 
     attempt: int
     sender: str
@@ -53,7 +53,7 @@ class Expect:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The decode half has pages for all of its KV; the first ``start`` tokens were cached."""
+    """The decode stage has pages for all of its KV; the first ``start`` tokens were cached."""
 
     attempt: int
     start: int
@@ -61,14 +61,14 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """All KV of the decode half is in its pages."""
+    """All KV of the decode stage is in its pages."""
 
     attempt: int
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The engine has no half of this attempt any more, for a reason of its own."""
+    """The engine has no stage of this attempt any more, for a reason of its own."""
 
     attempt: int
     reason: str
@@ -78,14 +78,14 @@ Notice = Begin | Ready | Expect | Granted | Landed | Ended
 
 
 class Pages(Protocol):
-    """Called on the transport's loop. What no longer concerns a live half does nothing."""
+    """Called on the transport's loop. What no longer concerns a live stage does nothing."""
 
     async def read(self, attempt: int, start: int, count: int) -> Block | None:
-        """A copy of these tokens' KV; None when the half is over, of which an ``Ended`` has told."""
+        """A copy of these tokens' KV; None when the stage is over, of which an ``Ended`` has told."""
         ...
 
     async def sent(self, attempt: int) -> None:
-        """The prefill half has handed over everything."""
+        """The prefill stage has handed over everything."""
         ...
 
     async def offered(self, attempt: int, offer: Offer) -> None:
@@ -93,9 +93,9 @@ class Pages(Protocol):
         ...
 
     async def land(self, attempt: int, version: Version, start: int, count: int, data: Block) -> None:
-        """Put it into the decode half's pages; ``data`` may be reused afterwards."""
+        """Put it into the decode stage's pages; ``data`` may be reused afterwards."""
         ...
 
     async def failed(self, attempt: int, reason: str) -> None:
-        """The handing over failed: the half ends as "abort", unless all its KV had landed."""
+        """The handing over failed: the stage ends as "abort", unless all its KV had landed."""
         ...

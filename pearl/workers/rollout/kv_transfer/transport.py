@@ -54,7 +54,7 @@ class KvTransport:
         self._conversations: dict[int, Outgoing | Incoming] = {}
         self._wanted: dict[
             int, asyncio.Future[Incoming]
-        ] = {}  # by connections whose decode half is not here yet
+        ] = {}  # by connections whose decode stage is not here yet
         self._strangers: set[Connection] = set()
 
     def start(self, pages: Pages) -> None:
@@ -134,7 +134,7 @@ class KvTransport:
                     if (wanted := self._wanted.pop(notice.attempt, None)) is not None:
                         wanted.set_result(incoming)
                 case Ready() | Granted() | Landed() | Ended():
-                    self._tell(notice)
+                    self._notify(notice)
                 case _:
                     assert_never(notice)
 
@@ -142,12 +142,12 @@ class KvTransport:
         self._conversations[conversation.attempt] = conversation
         self._begin(f"kv of {conversation.attempt}", self._hold(conversation))
 
-    def _tell(self, notice: Ready | Granted | Landed | Ended) -> None:
+    def _notify(self, notice: Ready | Granted | Landed | Ended) -> None:
         match self._conversations.get(notice.attempt), notice:
             case Outgoing() as outgoing, Ready() | Ended():
-                outgoing.tell(notice)
+                outgoing.notify(notice)
             case Incoming() as incoming, Granted() | Landed() | Ended():
-                incoming.tell(notice)
+                incoming.notify(notice)
 
     async def _hold(self, conversation: Outgoing | Incoming) -> None:
         try:
@@ -189,17 +189,17 @@ class KvTransport:
             self._begin("stranger", self._introduce(connection))
 
     async def _introduce(self, connection: Connection) -> None:
-        """Until the connection is in the hands of the decode half that waits for it."""
+        """Until the connection is in the hands of the decode stage that waits for it."""
         is_met = False
         try:
-            hello = await connection.hear(self.limits.contact_s)
+            hello = await connection.recv(self.limits.contact_s)
             incoming = await self._wanted_by(hello)
             is_met = incoming.meet(connection)
             if not is_met:
                 raise KvTransferError(f"attempt {incoming.attempt} is over here, or in other hands")
         except KvTransferError as error:
-            log.info("a prefill half was turned away: %s", error)
-            await connection.farewell(Failed(str(error)), self.limits.farewell_s)
+            log.info("a prefill stage was turned away: %s", error)
+            await connection.finish(Failed(str(error)), self.limits.farewell_s)
         finally:
             self._strangers.discard(connection)
             if not is_met:
@@ -219,6 +219,6 @@ class KvTransport:
             async with asyncio.timeout(self.limits.contact_s):
                 return await wanted
         except TimeoutError:
-            raise KvTransferError(f"no decode half of attempt {hello.attempt} is here") from None
+            raise KvTransferError(f"no decode stage of attempt {hello.attempt} is here") from None
         finally:
             self._wanted.pop(hello.attempt, None)

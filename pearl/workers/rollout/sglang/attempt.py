@@ -13,8 +13,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from pearl.state.trajectory import FinishReason, VersionRun
-from pearl.state.weights import Version
+from pearl.types.trajectory import FinishReason, VersionRun
+from pearl.types.weights import Version
 from pearl.workers.rollout.protocol import Emit, GenerateRequest
 
 
@@ -38,9 +38,9 @@ class Piece:
 class Attempt:
     request: GenerateRequest
     emit: Emit
-    half: Literal["prefill", "decode"] | None = None
+    stage: Literal["prefill", "decode"] | None = None
     generated: list[int] = field(default_factory=list)
-    """Told on already."""
+    """Notification on already."""
     rid: str = ""
     """Of its request in SGLang; "" = it has none now."""
     num_known: int = 0
@@ -104,10 +104,10 @@ class Attempt:
         return runs
 
     def finish(self, piece: Piece) -> FinishReason | None:
-        """A failure of a half may be the other's, or the way's between them, which another pair does not share: it is
+        """A failure of a stage may be the other's, or the way's between them, which another pair does not share: it is
         no error of this worker."""
         found = finish_of(piece, self.is_aborted or self.is_held)
-        return "abort" if found == "error" and self.half is not None else found
+        return "abort" if found == "error" and self.stage is not None else found
 
     def read(self, event: Any) -> Piece:
         """Raises MalformedError."""

@@ -30,7 +30,7 @@ class Answer(NamedTuple):
 
 OnEvent = Callable[[Any], None]
 OnEnd = Callable[[str], None]
-"""Told once: "" after a whole answer, else what went wrong."""
+"""Notification once: "" after a whole answer, else what went wrong."""
 
 
 class Stream(asyncio.Protocol):

@@ -13,9 +13,9 @@ import logging
 from collections.abc import Callable
 from typing import Literal
 
-from pearl.state.messages.rollout import IterationStat
-from pearl.state.weights import BucketSpec, TensorSpec, Version
-from pearl.workers.residency.errors import NotFreedError, ResidencyError
+from pearl.types.messages.rollout import IterationStat
+from pearl.types.weights import BucketSpec, TensorSpec, Version
+from pearl.workers.memory_offload.errors import NotFreedError, ResidencyError
 from pearl.workers.rollout.protocol import (
     Emit,
     EngineLoad,
@@ -26,18 +26,18 @@ from pearl.workers.rollout.protocol import (
     Role,
     UnsupportedError,
 )
-from pearl.workers.rollout.refusals import misfit
+from pearl.workers.rollout.request_checks import role_mismatch
+from pearl.workers.rollout.sglang.api import SglangApi
 from pearl.workers.rollout.sglang.client import ServerError
-from pearl.workers.rollout.sglang.control import Control
-from pearl.workers.rollout.sglang.halves import Halves
 from pearl.workers.rollout.sglang.health import Health
+from pearl.workers.rollout.sglang.iteration_meter import IterationMeter
 from pearl.workers.rollout.sglang.loading import Loading
-from pearl.workers.rollout.sglang.meeting import MeetingPoint
 from pearl.workers.rollout.sglang.memory import held_bytes
 from pearl.workers.rollout.sglang.model_files import Model
-from pearl.workers.rollout.sglang.passes import PassMeter
-from pearl.workers.rollout.sglang.requests import refusal
-from pearl.workers.rollout.sglang.running import CountTokens, Running
+from pearl.workers.rollout.sglang.pair_rendezvous import PairRendezvous
+from pearl.workers.rollout.sglang.paired_requests import PairedRequests
+from pearl.workers.rollout.sglang.request_manager import CountTokens, RequestManager
+from pearl.workers.rollout.sglang.requests import invalid_reason
 from pearl.workers.rollout.sglang.server import Server
 from pearl.workers.rollout.sglang.settings import SglangSettings
 
@@ -62,12 +62,12 @@ class SglangEngine:
         *,
         start_limit_s: float,
         count_tokens: CountTokens | None = None,
-        point: MeetingPoint | None = None,
+        point: PairRendezvous | None = None,
         role: Role = "colocated",
     ) -> None:
         """``model`` writes the model's directory when the engine starts. A server that runs already is emptied,
         used and left running. The engine's tasks are in ``group``, which fails with EngineDiedError when SGLang does.
-        ``point`` is where its halves of pairs are met, closed with the engine; without it, it is colocated only."""
+        ``point`` is where its stages of pairs are met, closed with the engine; without it, it is colocated only."""
         if role != "colocated" and point is None:
             raise UnsupportedError(f"the sglang engine takes the role {role} only with a meeting point")
         self.role = role
@@ -79,18 +79,18 @@ class SglangEngine:
         self._start_limit_s = start_limit_s
         self._group = group
         self._point = point
-        self._meter = PassMeter()
-        self._running = Running(group, self._meter, count_tokens)
-        self._halves: Halves | None = None
+        self._meter = IterationMeter()
+        self._running = RequestManager(group, self._meter, count_tokens)
+        self._stages: PairedRequests | None = None
         if point is not None:
-            self._halves = Halves(group, self._running, point, lambda: server.bootstrap_port)
+            self._stages = PairedRequests(group, self._running, point, lambda: server.bootstrap_port)
         self._watching: asyncio.Task[None] | None = None
         self._owns_server = False
         self._is_paused = False
         self._released: set[MemoryTag] = set()
         self._loading = Loading(settings)
         self._num_flushes = 0
-        self._health = Health(lambda: self._control.loads(), self._on_failure)
+        self._health = Health(lambda: self._api.loads(), self._on_failure)
         self._is_shut_down = False
 
     # Life
@@ -102,15 +102,15 @@ class SglangEngine:
             await self._server.start(self.role, self._start_limit_s)
         self._connect()
         if not self._owns_server:
-            await self._control.abort_all()
-            await self._control.resume()
-            await self._control.flush(IDLE_LIMIT_S)
+            await self._api.abort_all()
+            await self._api.resume()
+            await self._api.flush(IDLE_LIMIT_S)
         if self._point is not None:
             await self._point.start()
         self._watching = self._group.create_task(self._health.watch(), name="watch SGLang")
 
     def _connect(self) -> None:
-        self._control = self._running.control = Control(self._server.client)
+        self._api = self._running.api = SglangApi(self._server.client)
         self._server.watch(self._health.fail)
 
     def _on_failure(self, reason: str) -> None:
@@ -142,17 +142,17 @@ class SglangEngine:
     async def generate(self, request: GenerateRequest, emit: Emit) -> None:
         self._check_open()
         attempt = self._running.add(request, emit)
-        error = refusal(request, self._model.vocabulary_size, self._settings)
+        error = invalid_reason(request, self._model.vocabulary_size, self._settings)
         if self._health.failure:
             self._running.end(attempt, "abort", self._health.failure)
         elif error:
             self._running.end(attempt, "error", error)
-        elif error := misfit(request, self.role):
+        elif error := role_mismatch(request, self.role):
             self._running.end(attempt, "abort", error)
         elif request.params.max_new_tokens == 0:
             self._running.end(attempt, None if self.role == "prefill" else "length")
-        elif self._halves is not None and self.role != "colocated":
-            self._halves.begin(attempt, self.role)
+        elif self._stages is not None and self.role != "colocated":
+            self._stages.begin(attempt, self.role)
         else:
             self._running.submit(attempt)
 
@@ -189,19 +189,19 @@ class SglangEngine:
         self._running.cache_key = self._cache_key()
         if "kv_cache" not in self._released:
             await self._let_go()  # those aborted while it was held are still in it
-            await self._control.flush(IDLE_LIMIT_S)
+            await self._api.flush(IDLE_LIMIT_S)
 
     async def _hold(self) -> None:
-        """No pass any more; what is in SGLang stays there with its KV."""
+        """No iteration any more; what is in SGLang stays there with its KV."""
         if self._running.in_sglang and not self._running.is_held:
-            await self._control.pause("in_place")
+            await self._api.pause("in_place")
             self._running.is_held = True
 
     async def _let_go(self) -> None:
-        """So that what is to be taken out can come out: SGLang ends a request in a pass."""
+        """So that what is to be taken out can come out: SGLang ends a request in an iteration."""
         if self._running.is_held:
             self._running.is_held = False
-            await self._control.resume()
+            await self._api.resume()
 
     async def _go_on(self) -> None:
         if self.state == "ready" and not self._is_paused and not self._released:
@@ -212,14 +212,14 @@ class SglangEngine:
     # Weights
 
     async def begin_update(self, version: Version, tensors: tuple[TensorSpec, ...]) -> None:
-        """Holds all passes by itself, whether paused or not: a continue in between takes effect at the end."""
+        """Holds all iterations by itself, whether paused or not: a continue in between takes effect at the end."""
         self._check_open()
         if "weights" in self._released:
             raise ValueError("the memory of the weights is released; restore it first")
         self.state = "invalid"
         self._running.is_open = False
-        if self._halves is not None:
-            await self._halves.end_transfers()
+        if self._stages is not None:
+            await self._stages.end_transfers()
         await self._hold()
         self._loading.stage(self._model, version, tensors)
         self.state = "updating"
@@ -242,9 +242,9 @@ class SglangEngine:
         return self._loading.checksum
 
     async def _load(self) -> None:
-        version = await self._loading.load(self._control)
+        version = await self._loading.load(self._api)
         if not self._running.is_held:  # else requests with their KV are in it
-            await self._control.flush(IDLE_LIMIT_S)
+            await self._api.flush(IDLE_LIMIT_S)
         self._running.update(version)
         self._running.version = version
         self._running.cache_key = self._cache_key(version)
@@ -254,7 +254,7 @@ class SglangEngine:
         self._check_open()
         if "weights" in self._released:
             raise ValueError("the memory of the weights is released; there is nothing to sum")
-        return await self._loading.proof(self._control, self.version if self.state == "ready" else None)
+        return await self._loading.proof(self._api, self.version if self.state == "ready" else None)
 
     def _cache_key(self, version: Version | None = None) -> str:
         return f"{version or self.version}/{self._num_flushes}"
@@ -281,12 +281,12 @@ class SglangEngine:
         began = loop.time()
         await self._let_go()
         if "kv_cache" not in self._released:
-            await self._control.flush(IDLE_LIMIT_S)  # SGLang would not survive a release while busy
+            await self._api.flush(IDLE_LIMIT_S)  # SGLang would not survive a release while busy
         before = self._held_bytes()
         self._released.update(tags)
         self._running.is_open = False
         try:
-            await self._control.release(tags)
+            await self._api.release(tags)
         except ServerError as error:
             raise ResidencyError(f"SGLang did not release {', '.join(tags)}: {error}") from error
         release_s = loop.time() - began
@@ -306,7 +306,7 @@ class SglangEngine:
         if not wanted:
             return
         try:
-            await self._control.restore(wanted)
+            await self._api.restore(wanted)
         except ServerError as error:
             raise ResidencyError(f"SGLang did not restore {', '.join(wanted)}: {error}") from error
         self._released.difference_update(wanted)
@@ -333,11 +333,11 @@ class SglangEngine:
         await self._go_on()
 
     async def _switch(self, role: Role) -> None:
-        await self._control.flush(IDLE_LIMIT_S)
+        await self._api.flush(IDLE_LIMIT_S)
         try:
-            await self._control.switch_role(role)
+            await self._api.switch_role(role)
         except ServerError as error:
-            # It may have stopped half-way, from which SGLang knows no way back.
+            # It may have stopped stage-way, from which SGLang knows no way back.
             log.warning("SGLang is started anew, it did not switch: %s", error)
             await self._restart(role)
 

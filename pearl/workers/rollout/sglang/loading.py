@@ -3,8 +3,8 @@
 import asyncio
 import logging
 
-from pearl.state.weights import TensorSpec, Version
-from pearl.workers.rollout.sglang.control import Control
+from pearl.types.weights import TensorSpec, Version
+from pearl.workers.rollout.sglang.api import SglangApi
 from pearl.workers.rollout.sglang.model_files import Model
 from pearl.workers.rollout.sglang.settings import SglangSettings
 from pearl.workers.rollout.sglang.weights import StagedWeights, answers, complaints
@@ -34,25 +34,25 @@ class Loading:
             self.staged.close()
             self.staged = None
 
-    async def load(self, control: Control) -> Version:
+    async def load(self, api: SglangApi) -> Version:
         """What is staged, into SGLang, and the proof that it is there. ValueError when it is not."""
         staged, ranks = self.staged, self._settings.num_gpus
         assert staged is not None
         answer = self._settings.model_directory / ANSWER_NAME
-        await control.load_weights(staged.order(answer, ranks), str(staged.version))
+        await api.load_weights(staged.order(answer, ranks), str(staged.version))
         said = answers(answer, ranks)
         if complaint := complaints(said):
             raise ValueError(f"the update was not loaded: {complaint}")
         if unknown := said[0]["unknown"]:
             log.warning("%d tensors could not be read back, first %s", len(unknown), unknown[0])
         self.checksum = await asyncio.to_thread(staged.checksum)
-        self._digest = await control.digest()
+        self._digest = await api.digest()
         return staged.version
 
-    async def proof(self, control: Control, version: Version | None) -> str:
+    async def proof(self, api: SglangApi, version: Version | None) -> str:
         """The checksum of ``version``, which was loaded last and must still be there; of None, SGLang's own digest of
         whatever it holds, equal to no published checksum."""
-        digest = await control.digest()
+        digest = await api.digest()
         if version is None:
             return digest
         if digest != self._digest:

@@ -5,7 +5,7 @@ import os
 import psutil
 import pynvml
 
-from pearl.runtime.members import with_descendants
+from pearl.runtime.process_markers import with_descendants
 
 
 def held_bytes(pid: int, uses_gpu: bool) -> int:

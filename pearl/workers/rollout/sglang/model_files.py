@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from pearl.state.config import ModelConfig
-from pearl.workers.links.checksum import canonical_tensors
+from pearl.types.config import ModelConfig
 from pearl.workers.model import TINY_MODEL, build_model
+from pearl.workers.weight_transfer.checksum import canonical_tensors
 
 NAME = "config.json"
 END_TOKEN_KEYS = ("eos_token_id",)

@@ -1,13 +1,13 @@
 """Which requests an SGLang engine takes. Pure."""
 
-from pearl.workers.rollout import refusals
+from pearl.workers.rollout import request_checks
 from pearl.workers.rollout.protocol import GenerateRequest
 from pearl.workers.rollout.sglang.settings import SglangSettings
 
 
-def refusal(request: GenerateRequest, vocabulary_size: int, settings: SglangSettings) -> str:
+def invalid_reason(request: GenerateRequest, vocabulary_size: int, settings: SglangSettings) -> str:
     """Why it cannot be served at all; "" = it can. SGLang is never asked: some of it would end its scheduler."""
-    if error := refusals.refusal(request, vocabulary_size):
+    if error := request_checks.invalid_reason(request, vocabulary_size):
         return error
     total = len(request.ids) + request.params.max_new_tokens
     if total > settings.kv_capacity_tokens:

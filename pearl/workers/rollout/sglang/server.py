@@ -15,8 +15,8 @@ import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pearl.runtime.gone import wait_gone
-from pearl.runtime.members import open_pidfds, send, with_descendants
+from pearl.runtime.pidfd import wait_exited
+from pearl.runtime.process_markers import open_pidfds, send, with_descendants
 from pearl.workers.rollout.protocol import Role
 from pearl.workers.rollout.sglang.client import Client, ServerError
 from pearl.workers.rollout.sglang.settings import SglangSettings, arguments, environment
@@ -32,7 +32,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 class Server:
     def __init__(self, settings: SglangSettings, host: str = "127.0.0.1") -> None:
-        """``host`` is where others reach its half of a pair."""
+        """``host`` is where others reach its stage of a pair."""
         self._settings = settings
         self._host = host
         self._on_death: Callable[[str], None] | None = None
@@ -124,7 +124,7 @@ class Server:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # also whoever was adopted meanwhile
             send(fds, signal.SIGKILL)
-            if not await wait_gone(fds, KILL_LIMIT_S):
+            if not await wait_exited(fds, KILL_LIMIT_S):
                 log.error("processes of SGLang do not end on SIGKILL within %g s", KILL_LIMIT_S)
         process.wait(KILL_LIMIT_S)
         self._process = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pearl.state.config import Config
+from pearl.types.config import Config
 from pearl.workers.rollout.protocol import Role
 
 HERE = Path(__file__).resolve().parent
@@ -22,7 +22,7 @@ MEMORY_FRACTION_CPU = 0.6
 CONTEXT_MARGIN = 16
 """Tokens of room beside the longest trajectory: SGLang refuses a request that would just fit."""
 HALF_LIMIT_S = 10
-"""Within which the halves of a pair must have found each other and the KV must be over, on a busy host too. SGLang
+"""Within which the stages of a pair must have found each other and the KV must be over, on a busy host too. SGLang
 holds an old address of a peer that has switched its role until then, and drops it with the request."""
 HELD_KV_LIMIT_S = 4
 """For which SGLang holds KV of a transfer that failed; it is not idle until then."""
@@ -101,11 +101,11 @@ def arguments(settings: SglangSettings, role: Role, port: int, bootstrap_port: i
     if not settings.uses_gpu:
         options["mem-fraction-static"] = MEMORY_FRACTION_CPU
     if role != "colocated":
-        options |= _half_options(settings, role, bootstrap_port)
+        options |= _stage_options(settings, role, bootstrap_port)
     return [str(SERVER_PATH / "pearl_launch.py"), str(os.getpid()), *_flags(options | dict(settings.options))]
 
 
-def _half_options(settings: SglangSettings, role: Role, bootstrap_port: int) -> dict[str, Any]:
+def _stage_options(settings: SglangSettings, role: Role, bootstrap_port: int) -> dict[str, Any]:
     return {
         "disaggregation-mode": role,
         "disaggregation-transfer-backend": settings.transfer,
@@ -113,7 +113,7 @@ def _half_options(settings: SglangSettings, role: Role, bootstrap_port: int) -> 
         "enable-pd-role-switch": settings.transfer.startswith("mooncake"),
         # Not pinned host memory where there is no GPU; retracted KV waits in ordinary memory there.
         "disaggregation-decode-retraction-backup": None if settings.uses_gpu else "cpu_tensor",
-        # On every half: one that was started for prefill with its cache on and decodes later would die of an abort.
+        # On every stage: one that was started for prefill with its cache on and decodes later would die of an abort.
         "disaggregation-decode-enable-radix-cache": True,
     }
 
@@ -127,7 +127,7 @@ def _flags(options: Mapping[str, Any]) -> Iterator[str]:
 
 
 def environment(settings: SglangSettings, host: str, files: str, base: Mapping[str, str]) -> dict[str, str]:
-    """``host`` is where other workers' halves reach this one, ``files`` a directory for what SGLang leaves behind."""
+    """``host`` is where other workers' stages reach this one, ``files`` a directory for what SGLang leaves behind."""
     paths = [SERVER_PATH] if settings.uses_gpu else [SERVER_PATH, CPU_PATH]
     found = {
         **{key: value for key, value in base.items() if not _TORCHRUN.fullmatch(key)},

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from pearl.state.weights import BucketSpec, TensorSpec, Version
-from pearl.workers.links.checksum import canonical_tensors, weights_checksum
+from pearl.types.weights import BucketSpec, TensorSpec, Version
 from pearl.workers.rollout.sglang.model_files import Model
 from pearl.workers.rollout.torch_engine.weights import check_spec, merged_ranges
+from pearl.workers.weight_transfer.checksum import canonical_tensors, weights_checksum
 
 
 class StagedWeights:

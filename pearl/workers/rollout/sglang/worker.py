@@ -8,18 +8,18 @@ import sys
 import tempfile
 from pathlib import Path
 
-from pearl.runtime import counter
-from pearl.state.config import Config
-from pearl.workers.links.address import advertised_address
-from pearl.workers.links.receiver import Receiver
+from pearl.runtime import mmap_counter
+from pearl.types.config import Config
 from pearl.workers.model import resolve_device
 from pearl.workers.rollout.process import CountTokens, serve_engine
 from pearl.workers.rollout.sglang.engine import SglangEngine
-from pearl.workers.rollout.sglang.meeting import MeetingPoint
 from pearl.workers.rollout.sglang.model_files import write_model
+from pearl.workers.rollout.sglang.pair_rendezvous import PairRendezvous
 from pearl.workers.rollout.sglang.server import Server
 from pearl.workers.rollout.sglang.settings import settings_of
 from pearl.workers.rollout.transports import LOOPBACK
+from pearl.workers.weight_transfer.address import advertised_address
+from pearl.workers.weight_transfer.receiver import Receiver
 
 
 async def serve_sglang(options: argparse.Namespace, config: Config, count_tokens: CountTokens | None) -> str:
@@ -35,7 +35,7 @@ async def serve_sglang(options: argparse.Namespace, config: Config, count_tokens
     )
     point = None
     if config.elastic.pd != "colocated":
-        point = MeetingPoint(bind_host, host, f"rollout.{options.slot}.{options.incarnation}")
+        point = PairRendezvous(bind_host, host, f"rollout.{options.slot}.{options.incarnation}")
     receiver = Receiver(options.slot, options.incarnation, socket.gethostname())
     async with asyncio.TaskGroup() as group:
         engine = SglangEngine(
@@ -57,7 +57,7 @@ async def serve_sglang(options: argparse.Namespace, config: Config, count_tokens
 
 def work_directory() -> Path:
     """Of the worker's group, where its logs are: it is cleared away with the run."""
-    path = os.environ.get(counter.ENVIRONMENT_KEY)
+    path = os.environ.get(mmap_counter.ENVIRONMENT_KEY)
     return Path(path).parent if path else Path(tempfile.mkdtemp(prefix="pearl-sglang-"))
 
 

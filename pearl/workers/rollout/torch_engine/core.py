@@ -1,6 +1,6 @@
-"""The engine without its thread: requests in, passes one by one, deltas out. Not thread-safe, no clock but a stopwatch.
+"""The engine without its thread: requests in, iterations one by one, deltas out. Not thread-safe, no clock but a stopwatch.
 
-Passes run only when ready, not paused and with memory for KV; requests wait meanwhile. Releasing the weights leads to
+Iterations run only when ready, not paused and with memory for KV; requests wait meanwhile. Releasing the weights leads to
 "empty".
 """
 
@@ -11,13 +11,12 @@ from collections.abc import Callable
 import numpy as np
 from transformers import PreTrainedModel
 
-from pearl.state.messages.rollout import IterationStat
-from pearl.state.trajectory import FinishReason, VersionRun
-from pearl.state.weights import TensorSpec, Version
-from pearl.workers.links.checksum import model_checksum
+from pearl.types.messages.rollout import IterationStat
+from pearl.types.trajectory import FinishReason, VersionRun
+from pearl.types.weights import TensorSpec, Version
+from pearl.workers.memory_offload.saver import Saver
 from pearl.workers.model import vocabulary_rows
-from pearl.workers.residency.saver import Saver
-from pearl.workers.rollout.base_core import BaseCore
+from pearl.workers.rollout.engine_core import BaseCore
 from pearl.workers.rollout.kv_transfer.pages import Block
 from pearl.workers.rollout.protocol import (
     Delta,
@@ -27,22 +26,23 @@ from pearl.workers.rollout.protocol import (
     PauseMode,
     Released,
 )
-from pearl.workers.rollout.refusals import misfit, refusal
-from pearl.workers.rollout.torch_engine.halves import Halves
+from pearl.workers.rollout.request_checks import invalid_reason, role_mismatch
 from pearl.workers.rollout.torch_engine.memory import EngineMemory
+from pearl.workers.rollout.torch_engine.paired_requests import PairedRequests
 from pearl.workers.rollout.torch_engine.request import Request
 from pearl.workers.rollout.torch_engine.runner import ModelRunner
 from pearl.workers.rollout.torch_engine.sampler import Sampled
-from pearl.workers.rollout.torch_engine.scheduler import Scheduler, Work
+from pearl.workers.rollout.torch_engine.scheduler import ScheduledChunk, Scheduler
 from pearl.workers.rollout.torch_engine.settings import EngineSettings
 from pearl.workers.rollout.torch_engine.weights import IncomingWeights
+from pearl.workers.weight_transfer.checksum import model_checksum
 
 log = logging.getLogger(__name__)
 
 
 class EngineCore(BaseCore[Request, IncomingWeights]):
     scheduler: Scheduler
-    halves: Halves
+    stages: PairedRequests
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class EngineCore(BaseCore[Request, IncomingWeights]):
         count_tokens: Callable[[int], None] | None = None,
         saver: Saver | None = None,
     ) -> None:
-        """``count_tokens`` is told how many tokens a pass sampled, before anybody else hears of them; ``saver``
+        """``count_tokens`` is told how many tokens an iteration sampled, before anybody else hears of them; ``saver``
         takes device memory and gives it back."""
         self._vocabulary_size = vocabulary_rows(model)
         num_pages = settings.kv_capacity_tokens // settings.page_tokens
@@ -60,7 +60,9 @@ class EngineCore(BaseCore[Request, IncomingWeights]):
         )
         self._runner = ModelRunner(model, settings.device, num_pages, settings.page_tokens)
         num_layers: int | None = getattr(model.config, "num_hidden_layers", None)
-        super().__init__(scheduler, Halves(scheduler, self._runner.store, settings.device, num_layers))
+        super().__init__(
+            scheduler, PairedRequests(scheduler, self._runner.store, settings.device, num_layers)
+        )
         self._memory = EngineMemory(model, self._runner.store, settings.device, saver)
         self._count_tokens = count_tokens
         self._incoming_version: Version | None = None
@@ -69,30 +71,30 @@ class EngineCore(BaseCore[Request, IncomingWeights]):
 
     def submit(self, request: GenerateRequest) -> None:
         """Queue it; what is wrong with it comes out as its only delta, with ``finish="error"``."""
-        if error := refusal(request, self._vocabulary_size):
+        if error := invalid_reason(request, self._vocabulary_size):
             self._answer(request, "error", error)
             return
-        if error := misfit(request, self.role):
+        if error := role_mismatch(request, self.role):
             self._answer(request, "abort", error)
             return
-        half = None if self.role == "colocated" else self.role
+        stage = None if self.role == "colocated" else self.role
         if request.params.max_new_tokens == 0:
-            self._answer(request, None if half == "prefill" else "length")
+            self._answer(request, None if stage == "prefill" else "length")
             return
-        entry = Request(request, self._num_arrivals, self.scheduler.page_tokens, half)
+        entry = Request(request, self._num_arrivals, self.scheduler.page_tokens, stage)
         if not self.scheduler.can_ever_fit(entry):
             capacity = self.scheduler.pool.num_pages * self.scheduler.page_tokens
             text = f"{entry.limit} tokens of context and answer never fit into {capacity} tokens of KV"
             self._answer(request, "error", text)
-            if half == "prefill":
-                self.halves.refused(request.attempt, request.pair, text)
+            if stage == "prefill":
+                self.stages.refused(request.attempt, request.pair, text)
             return
         self._num_arrivals += 1
         self._requests[request.attempt] = entry
         self.scheduler.add(entry)
-        self.halves.begun(entry, request.pair)
+        self.stages.begun(entry, request.pair)
 
-    # Passes
+    # Iterations
 
     def has_work(self) -> bool:
         is_able = self.state == "ready" and not self.paused and self._memory.has("kv_cache")
@@ -105,39 +107,39 @@ class EngineCore(BaseCore[Request, IncomingWeights]):
         started = time.perf_counter()
         assert self.version is not None
         works = self.scheduler.plan()
-        self.halves.admitted(self.version)
+        self.stages.admitted(self.version)
         self._clean_pages()
         self._copy_tails()
         if not works:
-            assert any(r.half for r in self._requests.values()), "requests wait, and none can be admitted"
-            self.halves.advanced(self.version)
+            assert any(r.stage for r in self._requests.values()), "requests wait, and none can be admitted"
+            self.stages.advanced(self.version)
             return False
         num_decoding = sum(not work.request.is_prefilling for work in works)
         context = sum(work.request.num_tokens for work in works[:num_decoding])
         prefill_tokens = sum(work.count for work in works[num_decoding:])
         self._compute(works)
-        self.halves.advanced(self.version)
-        self.num_passes += 1
+        self.stages.advanced(self.version)
+        self.num_iterations += 1
         seconds = time.perf_counter() - started
         self._stats.append(IterationStat(seconds, num_decoding, prefill_tokens, context))
         return True
 
-    def _compute(self, works: list[Work]) -> None:
+    def _compute(self, works: list[ScheduledChunk]) -> None:
         try:
             sampled = self._runner.run(works)
-        # A pass fails as a whole (out of memory, a model's own check): it ends the requests in it, nobody else.
+        # An iteration fails as a whole (out of memory, a model's own check): it ends the requests in it, nobody else.
         except Exception as error:
             log.exception("a pass over %d requests failed", len(works))
             self._advance(works)
             for work in works:
-                self._end(work.request, "error", f"the pass failed: {error}")
+                self._end(work.request, "error", f"the iteration failed: {error}")
             return
         self._advance(works)
         if sampled is not None:
             ending = [work.request for work in works if work.is_complete]
             self._accept(ending, sampled)
 
-    def _advance(self, works: list[Work]) -> None:
+    def _advance(self, works: list[ScheduledChunk]) -> None:
         for work in works:
             request = work.request
             request.prefilled += max(0, min(request.prompt_end - request.computed, work.count))
@@ -147,7 +149,7 @@ class EngineCore(BaseCore[Request, IncomingWeights]):
 
     def _accept(self, ending: list[Request], sampled: Sampled) -> None:
         if self._count_tokens is not None:
-            whole = [finite for r, finite in zip(ending, sampled.finite, strict=True) if r.half is None]
+            whole = [finite for r, finite in zip(ending, sampled.finite, strict=True) if r.stage is None]
             self._count_tokens(sum(whole))
         for row, request in enumerate(ending):
             if not sampled.finite[row]:
@@ -158,7 +160,7 @@ class EngineCore(BaseCore[Request, IncomingWeights]):
             if first:
                 request.pending_key = None
                 self.scheduler.share(request)
-            if request.half is None:
+            if request.stage is None:
                 self._append(request, sampled.ids[row], sampled.logprobs[row])
 
     def _append(self, request: Request, token: int, logprob: float) -> None:
@@ -230,16 +232,16 @@ class EngineCore(BaseCore[Request, IncomingWeights]):
             raise ValueError("the weights are released; there is nothing to prove")
         return model_checksum(self._runner.model)
 
-    # Halves of pairs, as the transport sees them
+    # Stages of pairs, as the transport sees them
 
     def kv_arrived(self, attempt: int, version: Version, start: int, count: int, data: Block) -> None:
         if request := self._landing(attempt):
             assert (version, start) == (self.version, request.computed)
-            self.halves.land(request, start, count, data, version)
+            self.stages.land(request, start, count, data, version)
 
     def kv_read(self, attempt: int, start: int, count: int) -> Block | None:
         request = self._requests.get(attempt)
-        return None if request is None else self.halves.read(request, start, count)
+        return None if request is None else self.stages.read(request, start, count)
 
     # Device memory
 
@@ -262,7 +264,7 @@ class EngineCore(BaseCore[Request, IncomingWeights]):
     # What others may know
 
     def load(self) -> EngineLoad:
-        """Plain reads of counters: also right from another thread, as of some moment within the pass."""
+        """Plain reads of counters: also right from another thread, as of some moment within the iteration."""
         scheduler = self.scheduler
         return EngineLoad(
             num_running=len(scheduler.running),

@@ -1,8 +1,8 @@
 """The torch engine behind the protocol: an ``EngineCore`` in a thread of its own.
 
-Everything that touches the core is a call handed to that thread and done between two passes, in the order of
+Everything that touches the core is a call handed to that thread and done between two iterations, in the order of
 arrival; so nothing needs a lock, and a pause has taken hold when its call returns. Deltas reach the event loop once
-a pass. The inbox is bounded by what the callers await: each holds one entry until it is answered.
+an iteration. The inbox is bounded by what the callers await: each holds one entry until it is answered.
 """
 
 import asyncio
@@ -14,11 +14,11 @@ from typing import TypeVar
 
 from transformers import PreTrainedModel
 
-from pearl.state.messages.rollout import IterationStat
-from pearl.state.weights import BucketSpec, TensorSpec, Version
-from pearl.workers.residency.saver import Saver
+from pearl.types.messages.rollout import IterationStat
+from pearl.types.weights import BucketSpec, TensorSpec, Version
+from pearl.workers.memory_offload.saver import Saver
 from pearl.workers.rollout.attempts import LiveAttempts
-from pearl.workers.rollout.base_core import State
+from pearl.workers.rollout.engine_core import State
 from pearl.workers.rollout.kv_transfer.transport import KvTransport
 from pearl.workers.rollout.protocol import (
     Delta,
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 JOIN_LIMIT_S = 10.0
-"""A pass that takes longer at shutdown is left to die with the process: the thread is a daemon."""
+"""An iteration that takes longer at shutdown is left to die with the process: the thread is a daemon."""
 
 
 class TorchEngine:
@@ -56,7 +56,7 @@ class TorchEngine:
         transport: KvTransport | None = None,
         role: Role = "colocated",
     ) -> None:
-        """``build`` makes the model when the engine starts; ``count_tokens`` is told how many tokens each pass
+        """``build`` makes the model when the engine starts; ``count_tokens`` is told how many tokens each iteration
         sampled before they are emitted; ``saver`` takes device memory and gives it back (None = the device's own).
         All are called in the engine's thread. ``transport`` hands KV over and is closed with the engine; ``role`` is
         the first one."""
@@ -84,9 +84,9 @@ class TorchEngine:
         return self._core.version if self._core else None
 
     @property
-    def num_passes(self) -> int:
-        """Grows with every pass: progress, as heartbeats report it."""
-        return self._core.num_passes if self._core else 0
+    def num_iterations(self) -> int:
+        """Grows with every iteration: progress, as heartbeats report it."""
+        return self._core.num_iterations if self._core else 0
 
     async def start(self) -> None:
         assert self._loop is None, "an engine starts once"
@@ -122,7 +122,7 @@ class TorchEngine:
         await self._call(self._started().flush)
 
     async def begin_update(self, version: Version, tensors: tuple[TensorSpec, ...]) -> None:
-        """Holds all passes by itself, whether paused or not: a continue in between takes effect at the end."""
+        """Holds all iterations by itself, whether paused or not: a continue in between takes effect at the end."""
         core = self._started()
         await self._call(lambda: core.begin_update(version, tensors))
 
@@ -176,7 +176,7 @@ class TorchEngine:
         return self._core
 
     async def _call(self, function: Callable[[], T]) -> T:
-        """The result of ``function``, done in the engine's thread between two passes. From any event loop."""
+        """The result of ``function``, done in the engine's thread between two iterations. From any event loop."""
         loop = asyncio.get_running_loop()
         if not self._thread.is_alive():
             raise ValueError("the engine was shut down")
@@ -188,10 +188,10 @@ class TorchEngine:
             # Whatever went wrong belongs to the caller, who awaits it; the thread serves on.
             except Exception as error:  # noqa: BLE001
                 self._flush()
-                self._post(loop, _settle, future, None, error)
+                self._post(loop, _resolve, future, None, error)
             else:
                 self._flush()  # first what the call brought about, then that it is done
-                self._post(loop, _settle, future, result, None)
+                self._post(loop, _resolve, future, result, None)
 
         self._inbox.put(work)
         return await future
@@ -228,8 +228,8 @@ class TorchEngine:
 
     def _flush(self) -> None:
         core = self._core
-        if core is not None and core.halves.notices:
-            notices, core.halves.notices = core.halves.notices, []
+        if core is not None and core.stages.notices:
+            notices, core.stages.notices = core.stages.notices, []
             assert self._transport is not None
             self._transport.post(notices)
         if core is not None and core.deltas:
@@ -247,7 +247,7 @@ class TorchEngine:
                 self._inbox.put(None)
 
 
-def _settle(future: "asyncio.Future[T]", result: T, error: Exception | None) -> None:
+def _resolve(future: "asyncio.Future[T]", result: T, error: Exception | None) -> None:
     if future.done():  # its caller was cancelled
         return
     if error is not None:

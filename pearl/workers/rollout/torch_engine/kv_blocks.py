@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pearl.workers.links.checksum import dtype_name
 from pearl.workers.rollout.kv_transfer.frames import KvLayout, Layer
 from pearl.workers.rollout.kv_transfer.pages import Block
 from pearl.workers.rollout.torch_engine.attention import KvStore
+from pearl.workers.weight_transfer.checksum import dtype_name
 
 Slots = npt.NDArray[np.int64]
 

@@ -1,9 +1,9 @@
-"""The engine's pages as the transport sees them: every call is done in the engine's thread, between two passes."""
+"""The engine's pages as the transport sees them: every call is done in the engine's thread, between two iterations."""
 
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
-from pearl.state.weights import Version
+from pearl.types.weights import Version
 from pearl.workers.rollout.kv_transfer.frames import Offer
 from pearl.workers.rollout.kv_transfer.pages import Block
 from pearl.workers.rollout.torch_engine.core import EngineCore

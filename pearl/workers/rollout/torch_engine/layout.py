@@ -1,8 +1,8 @@
-"""One pass as arrays: the packed tokens, their places in the KV store, and how queries meet keys.
+"""One iteration as arrays: the packed tokens, their places in the KV store, and how queries meet keys.
 
-Requests of one pass are put into groups for attention; inside a group all are padded to the longest in queries and
+Requests of one iteration are put into groups for attention; inside a group all are padded to the longest in queries and
 in context. Padding costs work, a further group costs the dispatch of its operations: similar ones share a group.
-Letters: T tokens of the pass, N requests of a group, Q queries each, L places of context each.
+Letters: T tokens of the iteration, N requests of a group, Q queries each, L places of context each.
 """
 
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pearl.workers.rollout.torch_engine.scheduler import Work
+from pearl.workers.rollout.torch_engine.scheduler import ScheduledChunk
 
 GROUP_COST = 4096
 """What one more group costs, in padded (query, place) pairs: about 150 us of dispatch against 0.04 us a pair."""
@@ -20,7 +20,7 @@ GROUP_COST = 4096
 @dataclass(eq=False)
 class Group:
     rows_NQ: torch.Tensor  # index into T of each query; padding repeats the request's last
-    is_whole: bool  # the group is the whole pass in order, one query each: no gather needed
+    is_whole: bool  # the group is the whole iteration in order, one query each: no gather needed
     valid: torch.Tensor | None  # flat indices into N*Q that are no padding; None = all
     pages: torch.Tensor  # [N * pages of L]
     positions_NQ: torch.Tensor
@@ -29,7 +29,7 @@ class Group:
     masks: dict[tuple[int, int | None], torch.Tensor] = field(default_factory=dict)
 
     def mask(self, num_repeats: int, window: int | None) -> torch.Tensor:
-        """[1, N, 1 or num_repeats * Q, L], additive; kept for the other layers of the pass."""
+        """[1, N, 1 or num_repeats * Q, L], additive; kept for the other layers of the iteration."""
         mask = self.masks.get((num_repeats, window))
         if mask is None:
             mask = self.masks[num_repeats, window] = self._make_mask(num_repeats, window)
@@ -56,8 +56,10 @@ class Layout:
     groups: list[Group]
 
 
-def lay_out(works: list[Work], page_tokens: int, device: torch.device, dtype: torch.dtype) -> Layout:
-    """The pass of ``works``, decoding ones first."""
+def lay_out(
+    works: list[ScheduledChunk], page_tokens: int, device: torch.device, dtype: torch.dtype
+) -> Layout:
+    """The iteration of ``works``, decoding ones first."""
     num_single = next((i for i, work in enumerate(works) if work.count > 1), len(works))
     singles = [work.request for work in works[:num_single]]
     at = np.array([r.computed for r in singles], np.int64)
@@ -109,7 +111,7 @@ def partition(counts: npt.NDArray[np.int64], contexts: npt.NDArray[np.int64]) ->
 
 
 def _group(
-    works: list[Work],
+    works: list[ScheduledChunk],
     members: npt.NDArray[np.int64],
     counts: npt.NDArray[np.int64],
     ends: npt.NDArray[np.int64],

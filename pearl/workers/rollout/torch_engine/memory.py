@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import nn
 
-from pearl.workers.links.checksum import canonical_tensors
-from pearl.workers.residency.choose import saver_for
-from pearl.workers.residency.saver import Saver
+from pearl.workers.memory_offload.saver import Saver
+from pearl.workers.memory_offload.saver_for import saver_for
 from pearl.workers.rollout.protocol import MemoryTag, Released
 from pearl.workers.rollout.torch_engine.attention import KvStore
+from pearl.workers.weight_transfer.checksum import canonical_tensors
 
 
 class EngineMemory:

@@ -3,10 +3,10 @@
 import numpy as np
 import numpy.typing as npt
 
-from pearl.state.splitmix import splitmix64
-from pearl.state.weights import Version
-from pearl.workers.rollout.base_halves import Half
+from pearl.types.splitmix import splitmix64
+from pearl.types.weights import Version
 from pearl.workers.rollout.kv_transfer.frames import KvLayout
+from pearl.workers.rollout.paired_requests import PairStage
 from pearl.workers.rollout.protocol import GenerateRequest
 
 
@@ -17,7 +17,6 @@ class Request:
         "computed",
         "copy_from",
         "copy_tokens",
-        "half",
         "ids",
         "is_offered",
         "is_stale",
@@ -32,6 +31,7 @@ class Request:
         "pending_key",
         "prefilled",
         "prompt_end",
+        "stage",
         "stop_ids",
         "table",
         "temperature",
@@ -39,15 +39,15 @@ class Request:
     )
 
     def __init__(
-        self, request: GenerateRequest, arrival: int, page_tokens: int, half: Half | None = None
+        self, request: GenerateRequest, arrival: int, page_tokens: int, stage: PairStage | None = None
     ) -> None:
         context = len(request.ids)
         self.attempt = request.attempt
         self.arrival = arrival
         """Order of admission, and of retraction from the other end."""
-        self.half = half
-        """Which half of a pair it is; None = a whole request, as is a decode half once its KV has landed."""
-        self.limit = context + (1 if half == "prefill" else request.params.max_new_tokens)
+        self.stage = stage
+        """Which stage of a pair it is; None = a whole request, as is a decode stage once its KV has landed."""
+        self.limit = context + (1 if stage == "prefill" else request.params.max_new_tokens)
         self.ids: npt.NDArray[np.int32] = np.empty(self.limit, np.int32)
         self.ids[:context] = request.ids
         self.num_tokens = context
@@ -64,7 +64,7 @@ class Request:
         self.table: npt.NDArray[np.int64] = np.zeros(-(-self.limit // page_tokens), np.int64)
         """``pages`` again, padded with page 0, in the form that the page gather needs."""
         self.copy_from: int | None = None
-        """A cached page whose beginning is to be copied into this request's last page before the next pass."""
+        """A cached page whose beginning is to be copied into this request's last page before the next iteration."""
         self.copy_tokens = 0
         """How many tokens of ``copy_from`` fit."""
         self.pending_key: bytes | None = None
@@ -74,11 +74,11 @@ class Request:
         self.is_stale = False
         """Its KV began under an older version or was told to be forgotten: never cached for others."""
         self.is_offered = False
-        """Decode half: its prefill half has pages and computes."""
+        """Decode stage: its prefill stage has pages and computes."""
         self.layout: KvLayout | None = None
-        """Decode half: of the KV that comes."""
+        """Decode stage: of the KV that comes."""
         self.kv_told = -1
-        """Prefill half: tokens whose KV was last said to be ready."""
+        """Prefill stage: tokens whose KV was last said to be ready."""
         self.key = splitmix64(request.seed)
         self.temperature = request.params.temperature
         self.stop_ids = frozenset(request.params.stop_ids)
@@ -89,8 +89,8 @@ class Request:
 
     @property
     def end(self) -> int:
-        """Tokens to be computed: the last one of a prefill half is left to the decode half, who needs its logits."""
-        return self.num_tokens - (self.half == "prefill")
+        """Tokens to be computed: the last one of a prefill stage is left to the decode stage, who needs its logits."""
+        return self.num_tokens - (self.stage == "prefill")
 
     def slots(self, start: int, end: int) -> npt.NDArray[np.int64]:
         """Places of tokens [start, end) in the KV store."""

@@ -1,4 +1,4 @@
-"""Runs one pass of the model: packed tokens through its own forward, attention over the paged store."""
+"""Runs one iteration of the model: packed tokens through its own forward, attention over the paged store."""
 
 import copy
 import logging
@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from pearl.workers.rollout.torch_engine.attention import NAME, KvStore
 from pearl.workers.rollout.torch_engine.layout import Layout, lay_out
 from pearl.workers.rollout.torch_engine.sampler import Sampled, key_uniform, sample
-from pearl.workers.rollout.torch_engine.scheduler import Work
+from pearl.workers.rollout.torch_engine.scheduler import ScheduledChunk
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class ModelRunner:
         log.info("model on %s, %d norms fused", device, num_fused)
 
     @torch.inference_mode()
-    def run(self, works: list[Work]) -> Sampled | None:
+    def run(self, works: list[ScheduledChunk]) -> Sampled | None:
         """Compute the works' tokens; one sampled id for each work that is its request's last, in order."""
         layout = lay_out(works, self._page_tokens, self.device, self._dtype)
         logits = self._forward(layout)

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pearl.runtime.draws import counter_bits
-from pearl.state.splitmix import splitmix64
+from pearl.runtime.counter_rng import counter_bits
+from pearl.types.splitmix import splitmix64
 
 
 def key_uniform(keys: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:

@@ -1,6 +1,6 @@
-"""Which requests compute which tokens in the next pass, and on which pages. Pure: no torch, no clock.
+"""Which requests compute which tokens in the next iteration, and on which pages. Pure: no torch, no clock.
 
-Every running request with one token to compute decodes in every pass, so a long prompt never starves the others;
+Every running request with one token to compute decodes in every iteration, so a long prompt never starves the others;
 up to ``prefill_chunk_tokens`` more go to prompts, first come first served. When a decoding request finds no page,
 cached prefixes are evicted, then the youngest request is retracted: it keeps its tokens, waits at its old place and
 recomputes them. The oldest request alone always fits, hence there is always progress.
@@ -19,7 +19,7 @@ from pearl.workers.rollout.torch_engine.request import Request
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ScheduledChunk:
     """Compute tokens ``[request.computed, request.computed + count)``."""
 
     request: Request
@@ -27,12 +27,12 @@ class Work:
 
     @property
     def is_last(self) -> bool:
-        """The pass reaches the last token to compute: its logits give the next one, or vouch for a half's KV."""
+        """The iteration reaches the last token to compute: its logits give the next one, or vouch for a stage's KV."""
         return self.request.computed + self.count == self.request.end
 
     @property
     def is_complete(self) -> bool:
-        """As ``is_last``, once the pass is over and counted."""
+        """As ``is_last``, once the iteration is over and counted."""
         return self.request.computed == self.request.end
 
 
@@ -44,7 +44,7 @@ class Scheduler:
         self.waiting: list[Request] = []  # by arrival
         self.running: list[Request] = []  # by arrival
         self.dirty_slots: list[npt.NDArray[np.int64]] = []
-        """Places of KV given back that nothing vouches for; to be zeroed before the next pass, since even a masked
+        """Places of KV given back that nothing vouches for; to be zeroed before the next iteration, since even a masked
         NaN would spoil whoever gets the page."""
         self.num_retractions = 0
         self._granted: list[Request] = []
@@ -73,24 +73,24 @@ class Scheduler:
         self.num_retractions += 1
         self.add(request)
 
-    def plan(self) -> list[Work]:
-        """The next pass; empty when there is nothing to do. Decoding requests come first."""
+    def plan(self) -> list[ScheduledChunk]:
+        """The next iteration; empty when there is nothing to do. Decoding requests come first."""
         self._grow_decoding()
-        decoding = [Work(r, 1) for r in self.running if _decodes(r)]
+        decoding = [ScheduledChunk(r, 1) for r in self.running if _decodes(r)]
         budget = self._prefill_chunk_tokens
-        prefilling: list[Work] = []
+        prefilling: list[ScheduledChunk] = []
         for request in self._prefilling():
             count = min(budget, request.end - request.computed)
-            if count == 0:  # a prefill half whose whole context was cached
+            if count == 0:  # a prefill stage whose whole context was cached
                 continue
-            prefilling.append(Work(request, count))
+            prefilling.append(ScheduledChunk(request, count))
             budget -= count
             if budget == 0:
                 break
         return decoding + prefilling
 
-    def take_granted(self) -> list[Request]:
-        """Decode halves that were given pages since the last call."""
+    def take_allocated(self) -> list[Request]:
+        """Decode stages that were given pages since the last call."""
         granted, self._granted = self._granted, []
         return granted
 
@@ -119,14 +119,14 @@ class Scheduler:
 
     def _prefilling(self) -> Iterator[Request]:
         """Those already running, then, one by one while the caller has budget, newly admitted ones."""
-        yield from [r for r in self.running if r.is_prefilling and r.half != "decode"]
+        yield from [r for r in self.running if r.is_prefilling and r.stage != "decode"]
         if not self.waiting:
             return
         pending: set[bytes | None] = {r.pending_key for r in self.running} - {None}
         for request in list(self.waiting):
             if len(self.running) >= self._max_running:
                 return
-            if request.half == "decode" and not request.is_offered:
+            if request.stage == "decode" and not request.is_offered:
                 continue  # pages are taken only when its KV is sure to come
             match = self._match(request)
             key = self._pending_key(request, match)
@@ -136,7 +136,7 @@ class Scheduler:
                 return
             request.pending_key = key
             pending.add(key)
-            if request.half == "decode":
+            if request.stage == "decode":
                 self._granted.append(request)
             else:
                 yield request
@@ -144,7 +144,7 @@ class Scheduler:
     def _match(self, request: Request) -> Match:
         match = self.cache.match(request.ids[: request.num_tokens - 1])
         # KV that comes from elsewhere begins with a page, so that nothing has to be copied before it lands.
-        return Match(match.pages, 0, 0) if request.half == "decode" else match
+        return Match(match.pages, 0, 0) if request.stage == "decode" else match
 
     def _pending_key(self, request: Request, match: Match) -> bytes | None:
         """The prefix up to the end of the first page that is not cached; None when all is."""
@@ -187,8 +187,8 @@ class Scheduler:
             if self._make_room(1):
                 request.add_page(self.pool.take())
                 continue
-            # Halves in transfer keep their pages: they are on their way, within limits of their own.
-            youngest = next(r for r in reversed(self.running) if r.half is None)
+            # PairedRequests in transfer keep their pages: they are on their way, within limits of their own.
+            youngest = next(r for r in reversed(self.running) if r.stage is None)
             self.retract(youngest)
             if youngest is request:
                 return
@@ -222,7 +222,7 @@ class Scheduler:
 
 
 def _decodes(request: Request) -> bool:
-    return request.half is None and not request.is_prefilling
+    return request.stage is None and not request.is_prefilling
 
 
 def _arrival(request: Request) -> int:

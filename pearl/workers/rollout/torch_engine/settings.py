@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pearl.state.config import Config
+from pearl.types.config import Config
 
 CPU = torch.device("cpu")
 

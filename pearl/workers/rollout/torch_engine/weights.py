@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from pearl.state.weights import BucketSpec, TensorSpec
-from pearl.workers.links.checksum import canonical_tensors, dtype_name
+from pearl.types.weights import BucketSpec, TensorSpec
+from pearl.workers.weight_transfer.checksum import canonical_tensors, dtype_name
 
 
 class IncomingWeights:

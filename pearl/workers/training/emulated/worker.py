@@ -11,12 +11,12 @@ import msgspec
 import uvloop
 
 from pearl.runtime.clock import MonotonicClock
-from pearl.runtime.lifeline import watch_parent
-from pearl.state.config import Config
-from pearl.workers.training.commands import Progress
+from pearl.runtime.parent_death import watch_parent
+from pearl.types.config import Config
 from pearl.workers.training.emulated.checkpoints import EmulatedCheckpoints
 from pearl.workers.training.emulated.world import EmulatedWorld
 from pearl.workers.training.process import make_peer, parse
+from pearl.workers.training.rank_commands import Progress
 from pearl.workers.training.service import TrainingService
 
 log = logging.getLogger(__name__)

@@ -5,9 +5,9 @@ import os
 import socket
 
 from pearl.runtime.clock import Clock
-from pearl.runtime.draws import lognormal
-from pearl.state.config import Config
-from pearl.state.messages.training import (
+from pearl.runtime.counter_rng import lognormal
+from pearl.types.config import Config
+from pearl.types.messages.training import (
     Offload,
     OffloadReply,
     Restore,
@@ -15,10 +15,10 @@ from pearl.state.messages.training import (
     StartTrainingReply,
     TrainStepReply,
 )
-from pearl.state.weights import Snapshot, SnapshotSource, Version
+from pearl.types.weights import Snapshot, SnapshotSource, Version
 from pearl.workers.emulated_model import snapshot_of
-from pearl.workers.training.commands import Begin, Command, Progress, Step
 from pearl.workers.training.emulated.checkpoints import EmulatedCheckpoints
+from pearl.workers.training.rank_commands import Begin, Command, Progress, Step
 from pearl.workers.training.samples import unpack
 from pearl.workers.training.service import Reply
 

@@ -1,0 +1,264 @@
+"""Intra-scale elasticity: idle training GPUs are lent to overlap workers and come back (paper §4.6).
+
+Processes stay, only device state moves: training offloads, overlap workers wake; they release, training restores. A GPU
+has one holder at any time. Returning is mandatory: it cancels an activation under way, and a worker that does not let
+go within its limit is killed. So is one that is only starting, once: where starting takes longer than the training
+world ever idles it would never come back, so the next return waits for it, within the limit of a start.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from pearl.core.elastic.gate import LendingGate
+from pearl.core.elastic.worker_lifecycle import WorkerLifecycle
+from pearl.types import events
+from pearl.types.command_buffer import CommandBuffer
+from pearl.types.commands import OffloadTraining, RestoreTraining
+from pearl.types.config import Config
+from pearl.types.counters import Counters
+from pearl.types.gpu_table import TRAINING, GpuTable
+from pearl.types.ids import GpuId, OpId, Slot
+from pearl.types.trainer_state import TrainerState
+from pearl.types.weights import Version
+from pearl.types.worker_table import INACTIVE, WorkerRow, WorkerTable
+
+TogglePhase = Literal["returning", "home", "offloading", "lent", "restoring"]
+"""returning: overlap workers let go (at the run's start: they come up first, and sleep, before training takes the
+memory); home: the training world has its GPUs, or may start; offloading: its state leaves; lent; restoring: its state
+comes back."""
+
+
+class ToggleState(msgspec.Struct):
+    phase: TogglePhase = "returning"
+    op: OpId = OpId(0)
+    borrow_began_s: float = 0.0
+    return_began_s: float = 0.0
+    is_woken: bool = False  # every overlap worker of this window serves or has failed
+    has_served: bool = False  # in this step
+    has_refused: bool = False  # the gate has, in this step
+    refused_for: tuple[int, int] = (
+        -1,
+        -1,
+    )  # step and workers with which the gate refused: asked again when they change
+    was_lent: bool = False  # since the training world was last home
+    has_looked: bool = False  # at the workers to wake: later losses wait for the next window
+    aborted_starts: list[Slot] = []  # workers whose start was ended by a return
+    has_waited: bool = False  # this return, for one of them
+    activation_s: float | None = None  # newest
+    return_s: float | None = None
+    activations_s: float = 0.0  # sums, for the means
+    num_activations: int = 0
+    returns_s: float = 0.0
+
+
+class ToggleManager:
+    def __init__(
+        self,
+        state: ToggleState,
+        trainer: TrainerState,
+        table: WorkerTable,
+        gpu_table: GpuTable,
+        lifecycle: WorkerLifecycle,
+        gate: LendingGate,
+        config: Config,
+        counters: Counters,
+        commands_out: CommandBuffer,
+    ) -> None:
+        self.state = state
+        self._trainer = trainer
+        self._table = table
+        self._gpus_table = gpu_table
+        self._lifecycle = lifecycle
+        self._gate = gate
+        self._config = config
+        self._counters = counters
+        self._commands = commands_out
+
+    @property
+    def training_holds_gpus(self) -> bool:
+        return self.state.phase == "home"
+
+    def overlap(self) -> list[WorkerRow]:
+        return [row for row in self._table.rows.values() if row.zone == "overlap"]
+
+    def start(self, now: float) -> None:
+        """At the beginning of a life: overlap engines come up before training takes the memory."""
+        self.state.phase = "returning"
+        self.state.op = OpId(0)
+        self.state.was_lent = False
+        for row in self.overlap():
+            self._lifecycle.start(row, now)
+
+    def waking(self) -> list[Slot]:
+        """Overlap workers that are admitted together, once none of them is on its way any more."""
+        if self.state.phase != "lent" or self.state.is_woken:
+            return []
+        return [row.slot for row in self.overlap() if row.status in ("activating", "verified", "switching")]
+
+    # lending
+
+    def lend(self, now: float) -> None:
+        """Begin an optional plan; only while home and the training world idles."""
+        state = self.state
+        assert state.phase == "home", state
+        assert self._trainer.status == "idle", self._trainer
+        state.phase, state.borrow_began_s = "offloading", now
+        state.is_woken = state.has_looked = False
+        state.op = self._commands.new_op()
+        self._commands.emit(OffloadTraining(state.op, self._trainer.incarnation))
+        self._report(now, "offloading")
+
+    def on_offloaded(self, event: events.TrainingOffloaded, now: float) -> bool:
+        state = self.state
+        if state.phase != "offloading" or event.op != state.op:
+            return False
+        self._gpus_table.free(self._training_gpus(), TRAINING)
+        state.op = OpId(0)
+        state.phase, state.was_lent = "lent", True
+        self._counters.borrows += 1
+        self._report(now, "lent", event.parts)
+        return True
+
+    def on_restored(self, event: events.TrainingRestored, now: float) -> bool:
+        state = self.state
+        if state.phase != "restoring" or event.op != state.op:
+            return False
+        state.op = OpId(0)
+        self._finish_return(now, event.parts)
+        return True
+
+    def on_trainer_lost(self, now: float) -> None:
+        """Its state is gone; what it held is free, what is lent comes back before it starts again."""
+        state = self.state
+        state.op = OpId(0)
+        if held := self._gpus_table.held_by(TRAINING):
+            self._gpus_table.free(held, TRAINING)
+        if state.phase == "lent":
+            self._begin_return(now)
+        elif state.phase in ("offloading", "restoring"):
+            state.phase = "home"
+            state.was_lent = False
+
+    def advance(self, is_wanted: bool, version: Version | None, now: float) -> None:
+        """Go on. ``is_wanted``: the training world needs its GPUs back."""
+        if self.state.phase == "lent" and (is_wanted or version is None):
+            self._begin_return(now)
+        if self.state.phase == "lent":
+            assert version is not None
+            self._wake(version, now)
+        elif self.state.phase == "returning":
+            self._let_go(now)
+
+    def _wake(self, version: Version, now: float) -> None:
+        state = self.state
+        rows = self.overlap()
+        if not state.has_looked:
+            state.has_looked = True
+            for row in rows:
+                if row.status == "asleep":
+                    self._clear_aborted_starts(row)
+                    self._lifecycle.activate(row, version, now)
+                elif row.status == "gone" and len(row.failures) <= self._config.runtime.max_restarts:
+                    self._lifecycle.start(row, now)
+        if not state.is_woken and not any(_is_waking(row) for row in rows):
+            state.is_woken = state.has_served = True
+            state.activation_s = now - state.borrow_began_s
+            self._gate.on_activated(state.activation_s)
+            state.activations_s += state.activation_s
+            state.num_activations += 1
+            self._counters.activation_seconds_mean = state.activations_s / state.num_activations
+            serving = sum(row.status == "verified" for row in rows)
+            self._commands.report(
+                "handoff",
+                now,
+                event="borrow",
+                workers=serving,
+                seconds=state.activation_s,
+                step=self._trainer.step,
+            )
+
+    # returning
+
+    def _begin_return(self, now: float) -> None:
+        self.state.phase = "returning"
+        self.state.return_began_s = now
+        self.state.has_waited = False
+
+    def _let_go(self, now: float) -> None:
+        rows = self.overlap()
+        for row in rows:
+            if row.status == "switching" and row.op:
+                continue  # its answer is on the way; a worker amid two requests is in doubt
+            if row.status in ("ready", "updating", "verified", "serving", "switching", "activating"):
+                self._lifecycle.release(row, now)
+            elif row.status == "starting" and self.state.was_lent:
+                self._abort_start(row, now)
+        if any(row.status not in INACTIVE for row in rows):
+            return
+        if self.state.was_lent and self._trainer.status == "idle":
+            self._gpus_table.take(self._training_gpus(), TRAINING)
+            self.state.phase = "restoring"
+            self.state.op = self._commands.new_op()
+            self._commands.emit(RestoreTraining(self.state.op, self._trainer.incarnation))
+            self._report(now, "restoring")
+        else:
+            self._finish_return(now, {})
+
+    def _abort_start(self, row: WorkerRow, now: float) -> None:
+        """End its start, or wait for it when that has happened before."""
+        if row.slot in self.state.aborted_starts:
+            self.state.has_waited = True
+        else:
+            self.state.aborted_starts.append(row.slot)
+            self._lifecycle.stop_planned(row, "training needs its GPUs", 0.0, now)
+
+    def _clear_aborted_starts(self, row: WorkerRow) -> None:
+        """It came up."""
+        if row.slot in self.state.aborted_starts:
+            self.state.aborted_starts.remove(row.slot)
+
+    def _finish_return(self, now: float, parts: dict[str, float]) -> None:
+        state = self.state
+        state.phase = "home"
+        if not state.was_lent:
+            return
+        state.was_lent = False
+        self._counters.returns += 1
+        state.return_s = seconds = now - state.return_began_s
+        if not state.has_waited:  # a start is no cost of lending
+            self._gate.on_returned(seconds)
+        state.returns_s += seconds
+        self._counters.deactivation_seconds_mean = state.returns_s / self._counters.returns
+        told = {f"part_{name}": value for name, value in parts.items()}
+        self._commands.report(
+            "handoff", now, event="return", seconds=seconds, step=self._trainer.step, **told
+        )
+        if self._trainer.status == "idle":
+            self._report(now, "idle")
+
+    def acquire_for_training(self) -> None:
+        """The training world starts: it holds its GPUs from now on."""
+        self._gpus_table.take(self._training_gpus(), TRAINING)
+
+    def _training_gpus(self) -> tuple[GpuId, ...]:
+        return tuple(row.gpu for row in self._gpus_table.of_zone("training"))
+
+    def _report(self, now: float, activity: str, parts: dict[str, float] | None = None) -> None:
+        told = {f"part_{name}": value for name, value in (parts or {}).items()}
+        self._commands.report(
+            "training",
+            now,
+            activity=activity,
+            incarnation=self._trainer.incarnation,
+            step=self._trainer.step,
+            lineage=self._trainer.lineage,
+            gpus=",".join(self._training_gpus()),
+            reason="",
+            **told,
+        )
+
+
+def _is_waking(row: WorkerRow) -> bool:
+    is_turning = row.status == "verified" and row.role != row.target_role
+    return row.status in ("activating", "switching") or is_turning

@@ -1,0 +1,169 @@
+"""Runs environment code on an event loop and a thread of its own, so that nothing it does stops the worker's loop.
+
+Every call has a limit. Code that waits past it is cancelled and gives ``LimitError``. Code that blocks its loop
+cannot be cancelled: its caller gets ``LimitError`` a little later, the other calls wait behind it, and ``beat`` shows
+no progress, by which the coordinator knows that the whole worker has to be replaced.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+BLOCKED_GRACE_S = 2.0
+"""After a call's own limit: what its cancellation and a busy loop may take before the caller is told."""
+STOP_GRACE_S = 1.0
+"""For cancelled calls to clean up when the worker ends."""
+
+
+class LimitError(Exception):
+    """The call did not end within its limit."""
+
+
+class CodeError(Exception):
+    """Environment code raised; that is the ``__cause__``."""
+
+
+class SandboxThread:
+    """``start``, any number of calls, ``stop``; all from one event loop."""
+
+    def __init__(self) -> None:
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="environment code", daemon=True)
+        self._home: asyncio.AbstractEventLoop
+        self._loop: asyncio.AbstractEventLoop
+        self._stopping: asyncio.Event
+        self._group: asyncio.TaskGroup
+        self._tasks: set[asyncio.Task[None]] = set()  # of the thread's loop
+        self._num_open = 0  # calls without an outcome
+        self._num_ended = 0
+        self._num_pings = 0
+        self._num_pongs = 0
+
+    def start(self) -> None:
+        self._home = asyncio.get_running_loop()
+        self._thread.start()
+        self._ready.wait()  # the thread only has to make its loop
+
+    def stop(self) -> None:
+        """Cancel what runs and wait for its end, but not for code that blocks; no call may follow."""
+        self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join(STOP_GRACE_S)
+        if self._thread.is_alive():
+            log.warning("environment code does not end; it goes with the process")
+
+    async def call(self, code: Callable[[], Awaitable[T]], limit_s: float) -> T:
+        """Await ``code()`` on the thread.
+
+        Raises:
+            LimitError: it took longer than ``limit_s``.
+            CodeError: it raised.
+        """
+        outcome: asyncio.Future[T] = self._home.create_future()
+        self._num_open += 1
+        self._loop.call_soon_threadsafe(self._begin, code, limit_s, outcome)
+        try:
+            async with asyncio.timeout(limit_s + BLOCKED_GRACE_S):
+                return await outcome
+        except TimeoutError:
+            raise LimitError(f"no answer within {limit_s:g} s, and it cannot be cancelled") from None
+
+    def post(self, code: Callable[[], Awaitable[None]], limit_s: float, what: str) -> None:
+        """Run ``code()`` without waiting for it; its failure is logged."""
+        outcome: asyncio.Future[None] = self._home.create_future()
+        outcome.add_done_callback(lambda done: _log_failure(done, what))
+        self._num_open += 1
+        self._loop.call_soon_threadsafe(self._begin, code, limit_s, outcome)
+
+    def beat(self) -> tuple[int, int]:
+        """(progress, pending) for a heartbeat; to be called every period.
+
+        A loop that turns is progress, however long the calls on it wait: they have limits of their own.
+        """
+        is_behind = self._num_pongs < self._num_pings
+        if not is_behind:
+            self._num_pings += 1
+            self._loop.call_soon_threadsafe(self._home_soon, self._pong)
+        return self._num_ended + self._num_pongs, self._num_open + is_behind
+
+    def _pong(self) -> None:
+        self._num_pongs += 1
+
+    # on the thread
+
+    def _run(self) -> None:
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stopping = asyncio.Event()
+        async with asyncio.TaskGroup() as self._group:
+            self._ready.set()
+            await self._stopping.wait()
+            for task in self._tasks:
+                task.cancel()
+
+    def _begin(
+        self, code: Callable[[], Awaitable[Any]], limit_s: float, outcome: asyncio.Future[Any]
+    ) -> None:
+        if self._stopping.is_set():
+            return
+        task = self._group.create_task(self._perform(code, limit_s, outcome), name="environment call")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _perform(
+        self, code: Callable[[], Awaitable[Any]], limit_s: float, outcome: asyncio.Future[Any]
+    ) -> None:
+        result: Any = None
+        error: BaseException | None = None
+        limit = asyncio.timeout(limit_s)
+        try:
+            async with limit:
+                result = await code()
+        except (
+            BaseException
+        ) as raised:  # foreign code: whatever it raises, SystemExit included, is its call's outcome
+            task = asyncio.current_task()
+            if isinstance(raised, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
+            error = LimitError(f"no answer within {limit_s:g} s") if limit.expired() else raised
+        self._home_soon(self._resolve, outcome, result, error)
+
+    def _home_soon(self, callback: Callable[..., None], *arguments: Any) -> None:
+        if not self._stopping.is_set():
+            self._home.call_soon_threadsafe(callback, *arguments)
+
+    # back on the worker's loop
+
+    def _resolve(self, outcome: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+        self._num_open -= 1
+        self._num_ended += 1
+        if outcome.done():
+            return  # its caller was told already
+        if error is None:
+            outcome.set_result(result)
+        elif isinstance(error, LimitError):
+            outcome.set_exception(error)
+        else:
+            wrapped = CodeError(describe(error))
+            wrapped.__cause__ = error
+            outcome.set_exception(wrapped)
+
+
+def describe(error: BaseException) -> str:
+    """Type, text (bounded) and the place it was raised at."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})" if trace is not None else ""
+    return f"{type(error).__name__}: {str(error)[:500]}{place}"
+
+
+def _log_failure(done: asyncio.Future[None], what: str) -> None:
+    if not done.cancelled() and done.exception() is not None:
+        log.warning("%s: %s", what, done.exception())

@@ -1,0 +1,119 @@
+"""The last step before the core: token ids go to the token store, what cannot be right is turned into a failure, and
+GPUs are chosen where an arrival or reclaim leaves the choice.
+
+It runs right before the core handles the event, in the mailbox's order, so that the store never holds a token that
+the core does not count, nor misses one that it does.
+"""
+
+import logging
+from collections.abc import Callable
+
+from pearl.runtime.clock import Clock
+from pearl.runtime.rate_limited_log import RateLimitedLogger
+from pearl.runtime.token_store import TokenStore
+from pearl.service.clients.environment_pool import EnvironmentPool
+from pearl.service.loop.inbox import EnvironmentResult, HostNotice, Item, PreemptRequested, TokenFrame
+from pearl.service.loop.preemption import Preemption
+from pearl.service.loop.token_ingest import BrokenFrameError, TokenIngest
+from pearl.types import events
+from pearl.types.ids import AttemptId, Incarnation, Slot
+from pearl.types.messages.environment import EnvironmentFailure
+
+log = logging.getLogger(__name__)
+
+
+class EventIngest:
+    def __init__(
+        self,
+        store: TokenStore,
+        frames: TokenIngest,
+        environments: EnvironmentPool,
+        preemption: Preemption,
+        vocabulary_size: int,
+        clock: Clock,
+        terminate: Callable[[Slot, Incarnation, str], None],
+        abort: Callable[[Slot, Incarnation, AttemptId], None],
+    ) -> None:
+        self._store = store
+        self._frames = frames
+        self._environments = environments
+        self._preemption = preemption
+        self._vocabulary_size = vocabulary_size
+        self._clock = clock
+        self._error_log = RateLimitedLogger(log, period_s=5.0)
+        self._condemn = terminate
+        self._abort = abort
+
+    def to_event(self, item: Item) -> events.AnyEvent | None:
+        """The event for the core; None when there is none in it."""
+        if isinstance(item, TokenFrame):
+            return self._frame(item)
+        if isinstance(item, EnvironmentResult):
+            return self._observed(item)
+        if isinstance(item, PreemptRequested):
+            return self._injected(item)
+        if isinstance(item, HostNotice):
+            item.returned(self._preemption.unused(item.event.gpus))
+            return item.event
+        if isinstance(item, events.WorkerLost):
+            self._frames.close_worker(item.slot, item.incarnation)
+        return item
+
+    def _injected(self, item: PreemptRequested) -> events.GpusArrived | events.GpusReclaimed | None:
+        try:
+            event = self._preemption.resolve(item.request)
+        except ValueError as error:
+            item.refuse(error)
+            return None
+        item.accept(event.gpus)
+        return event
+
+    def _frame(self, frame: TokenFrame) -> events.TokensStreamed | None:
+        try:
+            event, ended = self._frames.take(*frame)
+        except BrokenFrameError as error:
+            self._frames.close_worker(frame.slot, frame.incarnation)
+            self._condemn(frame.slot, frame.incarnation, f"broke the protocol: {error}")
+            return None
+        for attempt in ended:
+            self._abort(frame.slot, frame.incarnation, attempt)
+        if event is not None:
+            self._log_errors(event)
+        return event
+
+    def _log_errors(self, event: events.TokensStreamed) -> None:
+        for delta in event.deltas:
+            if delta.finish == "error":
+                now, name = self._clock.now(), f"rollout.{event.slot}.{event.incarnation}"
+                self._error_log.warning(now, "%s: attempt %d failed: %s", name, delta.attempt, delta.error)
+
+    def _observed(self, item: EnvironmentResult) -> events.AnyEvent:
+        event = item.event
+        if not self._environments.is_awaited(event.trajectory, event.op):
+            return event  # taken back meanwhile: the core counts it as stale
+        if not _are_ids(item.ids, self._vocabulary_size):
+            return self._refused(item, "error", f"ids outside the vocabulary of {self._vocabulary_size}")
+        if isinstance(event, events.EpisodeStepped):
+            self._store.append(event.trajectory, "observation", item.turn, item.ids)
+            return event
+        if not item.ids:
+            return self._refused(item, "error", "the first prompt is empty")
+        if self._store.length(event.trajectory) == 0:
+            self._store.append(event.trajectory, "prompt", 0, item.ids)
+        elif self._store.view(event.trajectory).prompt != item.ids:
+            return self._refused(item, "mismatch", "the replayed episode has another first prompt")
+        return event
+
+    def _refused(
+        self, item: EnvironmentResult, kind: EnvironmentFailure, reason: str
+    ) -> events.EpisodeFailed:
+        log.warning("episode %d: %s: %s", item.event.trajectory, kind, reason)
+        self._environments.close(item.event.trajectory)
+        return events.EpisodeFailed(item.event.op, item.event.trajectory, kind, reason)
+
+
+def _are_ids(packed: bytes, vocabulary_size: int) -> bool:
+    if len(packed) % 4:
+        return False
+    ids = memoryview(packed).cast("i")
+    return not ids or (min(ids) >= 0 and max(ids) < vocabulary_size)

@@ -1,0 +1,370 @@
+"""One life of a run, from the first process to the core's Finish: assembles the parts and routes what is heard."""
+
+import asyncio
+import gc
+import logging
+import signal
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from pearl.runtime.clock import MonotonicClock
+from pearl.runtime.rpc_server import (
+    Call,
+    Notification,
+    PeerGoneError,
+    PeerJoined,
+    PeerLost,
+    QueueFullError,
+    RemoteError,
+    RpcServer,
+)
+from pearl.runtime.token_store import TokenStore
+from pearl.service.clients.environment_pool import EnvironmentPool
+from pearl.service.clients.remote_hosts import RemoteHosts
+from pearl.service.clients.rollout_workers import RolloutWorkers
+from pearl.service.clients.training_client import TrainingClient
+from pearl.service.clients.worker_control import WorkerControl
+from pearl.service.console import Console
+from pearl.service.loop.command_executor import CommandExecutor
+from pearl.service.loop.event_ingest import EventIngest
+from pearl.service.loop.event_loop import EventLoop, RunClock
+from pearl.service.loop.inbox import Inbox, PreemptRequested, TokenFrame
+from pearl.service.loop.preemption import Preemption
+from pearl.service.loop.tasks import Tasks
+from pearl.service.loop.token_ingest import TokenIngest
+from pearl.service.loop.trace_player import Steps, TracePlayer, rest
+from pearl.service.processes.liveness_monitor import LivenessMonitor
+from pearl.service.processes.local_agent import AGENT_NAME, LocalAgent
+from pearl.service.processes.process_manager import LOCAL_HOST, ProcessManager
+from pearl.service.processes.process_specs import ProcessSpecs
+from pearl.service.recovery import InitialState
+from pearl.service.run_files import RunFiles, strict_json
+from pearl.service.verification import checkpoint_damage
+from pearl.types import events
+from pearl.types.commands import Finish
+from pearl.types.config import Config
+from pearl.types.ids import GpuId, Incarnation, Slot
+from pearl.types.messages.control import (
+    Ack,
+    AgentReport,
+    ControlMessage,
+    GroupExited,
+    Heartbeat,
+    Leaving,
+    Notice,
+    Preempt,
+    PreemptReply,
+    Shutdown,
+    StatusReply,
+    StatusRequest,
+)
+from pearl.types.messages.environment import DescribeReply, EnvironmentMessage
+from pearl.types.messages.rollout import Deltas, RolloutMessage
+from pearl.types.messages.training import TrainingMessage
+from pearl.types.trace import TraceEvent
+
+log = logging.getLogger(__name__)
+
+PeerMessage = ControlMessage | EnvironmentMessage | RolloutMessage | TrainingMessage
+END_LIMIT_S = 8.0
+"""For the agent to end its groups with their grace of 5 s; what is left then is killed, well within 15 s in all."""
+
+
+class RunFailedError(Exception):
+    """The run cannot go on; the text is for the person."""
+
+
+class RunLoop:
+    def __init__(
+        self,
+        config: Config,
+        run_id: str,
+        files: RunFiles,
+        console: Console,
+        beginning: InitialState,
+        agent: LocalAgent,
+        trace: Sequence[TraceEvent] = (),
+    ) -> None:
+        """``trace`` is played into the run from its beginning."""
+        self._config = config
+        self._run_id = run_id
+        self._files = files
+        self._console = console
+        self._beginning = beginning
+        self._clock = MonotonicClock()
+        self._inbox = Inbox(config.runtime.queue_messages)
+        self._agent = agent
+        self._trace = trace
+        self.is_driving = False  # whether the core can be asked for an end
+        self._agent_is_silent = False
+        self.lost: list[str] = []  # what the disk has lost of what a next life would need
+        self.failure = ""  # why the run ends before the core wished it
+
+    # from outside
+
+    def request_stop(self, number: int) -> None:
+        """Have the core end the run; only while driving."""
+        self._inbox.put_urgent(events.StopRequested(number))
+
+    def fail(self, text: str) -> None:
+        """End the run because of ``text``: by way of the core when there is one, so that its summary is written."""
+        if self.failure:
+            return
+        self.failure = text
+        log.error("%s", text)
+        if not self.is_driving:
+            raise RunFailedError(text)
+        self.request_stop(signal.SIGTERM)
+
+    # the life
+
+    def make_server(self) -> RpcServer:
+        runtime = self._config.runtime
+        return RpcServer(
+            runtime.address,
+            run_id=self._run_id,
+            messages=PeerMessage,
+            queue_messages=runtime.queue_messages,
+            max_frame_bytes=runtime.max_frame_bytes,
+            clock=self._clock,
+        )
+
+    async def run(self, server: RpcServer) -> Finish:
+        """Until the core's Finish; then every process has been asked to end and has had its time for it.
+
+        Raises:
+            RunFailedError, AgentFailedError, ValueError, OSError: it could not begin or go on; processes may be left.
+        """
+        with ExitStack() as stack:
+            async with asyncio.TaskGroup() as group:
+                tasks = Tasks(group)
+                finish = await self._go(server, tasks, stack)
+                self._files.summary({**finish.summary, "error": self.failure or finish.error})
+                if profile := self._beginning.core.profile():
+                    self._files.profile(profile)
+                tasks.cancel()
+            await self._end(server)
+        return finish
+
+    async def _go(self, server: RpcServer, tasks: Tasks, stack: ExitStack) -> Finish:
+        config, say, inbox = self._config, self._console.announce, self._inbox
+        watch = LivenessMonitor(server, config.runtime, self._clock)
+        groups = ProcessSpecs(config, self._files.run_dir, server.address, self._run_id)
+        processes = ProcessManager(server, watch, config.runtime.start_timeout_s)
+        agents = RemoteHosts(config.elastic, server, watch, groups, processes, inbox, say)
+        tasks.spawn("receive", self._receive(server, processes, watch, agents))
+        tasks.spawn("watch", watch.run())
+        await self._start_agent(server, tasks, watch, groups, processes)
+        store = TokenStore(self._files.tokens)
+        stack.callback(store.close)
+        environments = EnvironmentPool(config, server, processes, store, inbox, tasks.spawn)
+        described = await self._start_environments(environments, groups, tasks)
+        groups.set_vocabulary(described.vocabulary_size)
+
+        core, now = self._beginning.core, self._beginning.now
+        clock = RunClock(self._clock, now)
+        frames = TokenIngest(store, described.vocabulary_size)
+        workers = RolloutWorkers(
+            config, server, groups, processes, store, frames, described.stop_ids, inbox, tasks.spawn
+        )
+        steps = Steps(self._step())
+        trainer = TrainingClient(
+            config, server, groups, processes, store, environments, inbox, tasks.spawn, say, steps.reach
+        )
+        worker_control = WorkerControl(
+            config, server, inbox, workers.terminate, trainer.await_liveness_known, tasks.spawn
+        )
+        executor = CommandExecutor(
+            store, frames, environments, workers, worker_control, agents, trainer, self._files, self._console
+        )
+        preemption = Preemption(core.status, agents.hosts, inter=config.elastic.inter)
+        ingest = EventIngest(
+            store,
+            frames,
+            environments,
+            preemption,
+            described.vocabulary_size,
+            self._clock,
+            workers.terminate,
+            workers.abort,
+        )
+        driver = EventLoop(core, clock, inbox, ingest, executor, store, self._beginning.journal, self._files)
+        is_new = self._beginning.is_new
+        if trace := self._trace if is_new else rest(self._trace, now, self._step()):
+            player = TracePlayer(trace, self._clock, self._clock.now() - now, steps, inbox, say)
+            tasks.spawn("trace", player.play())
+        _freeze_gc(stack)
+        self.is_driving = True
+        driver.handle([_started(described) if is_new else events.Resumed()])
+        if not is_new:
+            executor.forget_the_rest()
+        finish = await driver.run()
+        self.lost += self._find_lost(finish, store, trainer)
+        log.info("not taken from frames: %s; the server counted %s", frames.dropped, server.counters)
+        return finish
+
+    def _find_lost(self, finish: Finish, store: TokenStore, trainer: TrainingClient) -> list[str]:
+        """Of tokens and the newest checkpoint; the first matter only when the run can be resumed."""
+        damages = [store.damage()] if finish.exit_code else []
+        if trainer.checkpoint_step is not None and self._config.training.engine == "fsdp":
+            damages.append(checkpoint_damage(self._files.run_dir / "checkpoints", trainer.checkpoint_step))
+        return [f"{damage}, while the run needed it: it cannot be resumed" for damage in damages if damage]
+
+    def _step(self) -> int:
+        step = self._beginning.core.status()["step"]
+        assert isinstance(step, int)
+        return step
+
+    async def _start_agent(
+        self,
+        server: RpcServer,
+        tasks: Tasks,
+        watch: LivenessMonitor,
+        groups: ProcessSpecs,
+        processes: ProcessManager,
+    ) -> None:
+        await self._agent.launch(server.address)
+        tasks.spawn("node agent", self._wait_for_agent())
+        report = await self._agent.report()
+        self._watch_agent(watch)
+        processes.add_agent(LOCAL_HOST, AGENT_NAME)
+        if note := groups.use(report):
+            self._console.announce(f"note: {note}")
+
+    def _watch_agent(self, watch: LivenessMonitor) -> None:
+        """Its workers go on without it, and its end is known from its process: silence is said, and no more."""
+
+        def note_silence(reason: str) -> None:
+            watch.remove(AGENT_NAME)
+            self._agent_is_silent = True
+            self._console.announce(
+                f"the node agent of this host is {reason}; the run goes on, but nothing can be started or ended here "
+                "until it is heard again (is it stopped?)"
+            )
+
+        watch.add(AGENT_NAME, note_silence)
+
+    def _hear_agent(self, watch: LivenessMonitor) -> None:
+        if self._agent_is_silent:
+            self._agent_is_silent = False
+            self._console.announce("the node agent of this host is heard again")
+            self._watch_agent(watch)
+
+    async def _wait_for_agent(self) -> None:
+        self.fail(await self._agent.wait_exited())
+
+    async def _start_environments(
+        self, environments: EnvironmentPool, groups: ProcessSpecs, tasks: Tasks
+    ) -> DescribeReply:
+        settings = self._config.environment
+        self._console.announce(f"environment: starting {settings.name}, {settings.num_workers} worker(s)")
+        for slot in range(settings.num_workers):
+            tasks.spawn(f"environment {slot}", self._keep_environment(environments, groups, slot))
+        try:
+            return await environments.describe()
+        except (RemoteError, QueueFullError, TimeoutError) as error:
+            raise RunFailedError(
+                f"environment {settings.name} does not describe itself: {error or 'no answer'}. "
+                f"Its logs are in {self._files.logs}"
+            ) from None
+
+    async def _keep_environment(self, environments: EnvironmentPool, groups: ProcessSpecs, slot: int) -> None:
+        self.fail(
+            await environments.keep(
+                lambda incarnation: groups.environment(slot, incarnation), self._console.announce
+            )
+        )
+
+    # what is heard
+
+    async def _receive(
+        self, server: RpcServer, processes: ProcessManager, watch: LivenessMonitor, agents: RemoteHosts
+    ) -> None:
+        while True:
+            match await server.receive():
+                case PeerJoined(peer, hello):
+                    if hello.kind == "agent" and peer != AGENT_NAME:
+                        agents.joined(peer)
+                    processes.on_hello(hello)
+                case Notification(peer, Heartbeat() as heartbeat):
+                    if peer == AGENT_NAME:
+                        self._hear_agent(watch)
+                    watch.beat(peer, heartbeat)
+                case Notification(peer, Deltas() as deltas):
+                    _, slot, incarnation = peer.split(".")
+                    await self._inbox.put(TokenFrame(Slot(int(slot)), Incarnation(int(incarnation)), deltas))
+                case Notification(_, GroupExited() as exited):
+                    processes.on_exit(exited)
+                case Notification(peer, AgentReport() as report) if peer == AGENT_NAME:
+                    self._agent.reported(report)
+                case Notification(peer, Notice() as notice):
+                    agents.notice(peer, notice)
+                case Notification(peer, Leaving(reason)):
+                    agents.lose(peer, reason)
+                case PeerLost(peer, reason) if peer == AGENT_NAME:
+                    self.fail(f"the node agent is lost: {reason}")
+                case PeerLost(peer, reason):
+                    agents.lose(peer, reason)
+                    processes.terminate(peer, reason)
+                case Call(_, _, _, _) as asked:
+                    await self._answer(asked, agents)
+                case Notification(peer, message):
+                    log.warning("%s sent an unexpected %s", peer, type(message).__name__)
+
+    async def _answer(self, asked: Call, agents: RemoteHosts) -> None:
+        peer, message, reply, fail = asked
+        match message:
+            case StatusRequest():
+                try:
+                    reply(StatusReply(strict_json(self._beginning.core.status())))
+                except QueueFullError as error:
+                    log.warning("%s: %s", peer, error)
+            case AgentReport() as report:
+                try:
+                    agents.report(peer, report)
+                    reply(Ack())
+                except ValueError as error:
+                    log.warning("%s is not taken in: %s", peer, error)
+                    fail(error)
+            case Preempt() as request if self.is_driving:
+
+                def accept(gpus: tuple[GpuId, ...]) -> None:
+                    log.info("%s: %s of %s", peer, request.action, ", ".join(gpus))
+                    reply(PreemptReply(gpus))
+
+                self._inbox.put_urgent(PreemptRequested(request, accept, fail))
+            case Preempt():
+                fail(ValueError("the run is still starting: try again in a moment"))
+            case _:
+                fail(ValueError(f"the coordinator does not answer {type(message).__name__}"))
+
+    # the end
+
+    async def _end(self, server: RpcServer) -> None:
+        # Its first line: the rest is of this host's logs, which is no news for theirs.
+        reason = (self.failure or "the run is over").partition("\n")[0]
+        # The agents last: they end the groups that do not end by themselves.
+        for peer in sorted(server.peers(), key=lambda name: name.startswith("agent.")):
+            try:
+                server.notify(peer, Shutdown(reason))
+            except (PeerGoneError, QueueFullError) as error:
+                log.warning("%s was not told to end: %s", peer, error)
+        if not await self._agent.end(END_LIMIT_S):
+            log.warning("the node agent has not ended within %g s", END_LIMIT_S)
+
+
+def _freeze_gc(stack: ExitStack) -> None:
+    """What is there by now stays for the run: a collection that looked at all of it would take tens of milliseconds,
+    in which nothing is heard."""
+    gc.collect()
+    gc.freeze()
+    stack.callback(gc.unfreeze)
+
+
+def _started(described: DescribeReply) -> events.Started:
+    return events.Started(
+        described.stop_ids,
+        described.num_train_tasks,
+        described.num_evaluation_tasks,
+        described.can_restore,
+    )

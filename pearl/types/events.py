@@ -1,0 +1,219 @@
+"""What can happen to the core: a closed union of tagged values, journalled as they are.
+
+Outcomes echo the ``op`` of the command they answer; an outcome whose op is no longer awaited, or that names an
+old incarnation, is dropped and counted.
+"""
+
+import msgspec
+
+from pearl.types.ids import GpuId, Incarnation, OpId, Slot, TrajectoryId
+from pearl.types.messages.environment import EnvironmentFailure
+from pearl.types.profile import IterationSums
+from pearl.types.trajectory import TokenDelta
+from pearl.types.weights import Version
+
+
+class Event(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """Base of all events."""
+
+
+class Started(Event, frozen=True):
+    """First event of a new run."""
+
+    stop_ids: tuple[int, ...]
+    num_train_tasks: int  # 0 = unbounded
+    num_evaluation_tasks: int
+    can_restore: bool
+
+
+class Resumed(Event, frozen=True):
+    """First event after the coordinator came back from its journal: every process of the former life is gone."""
+
+
+class StopRequested(Event, frozen=True):
+    signal: int  # 2 or 15
+
+
+class Tick(Event, frozen=True):
+    """Time has passed ``Coordinator.next_wakeup()``."""
+
+
+class WorkerReady(Event, frozen=True):
+    """The process runs and its engine could take weights; it holds none that are proven."""
+
+    op: OpId
+    slot: Slot
+    incarnation: Incarnation
+    host: str
+    pid: int
+    kv_address: str = ""  # where it takes KV from prefill workers; "" = it takes none
+
+
+class WorkerLost(Event, frozen=True):
+    """The worker is gone (exited, silent, stuck, failed to start) and nothing of it runs any more."""
+
+    slot: Slot
+    incarnation: Incarnation
+    reason: str
+    produced_tokens: int | None = None  # tokens it ever sampled, when its counter could be read
+
+
+class WeightsVerified(Event, frozen=True):
+    op: OpId
+    slot: Slot
+    incarnation: Incarnation
+    version: Version
+    checksum: str
+    seconds: float
+    parts: dict[str, float] = {}  # seconds of each stage, for people
+
+
+class WeightsFailed(Event, frozen=True):
+    op: OpId
+    slot: Slot
+    incarnation: Incarnation
+    reason: str
+    superseded: bool = False  # the source has a newer version, of which we will hear
+
+
+class RoleSet(Event, frozen=True):
+    """The worker serves in the role asked for, its KV forgotten. A refusal or failure is a WorkerLost: a worker in
+    doubt is replaced."""
+
+    op: OpId
+    slot: Slot
+    incarnation: Incarnation
+    seconds: float
+
+
+class TokensStreamed(Event, frozen=True):
+    """One frame of a worker. The ids are already in the token store."""
+
+    slot: Slot
+    incarnation: Incarnation
+    deltas: tuple[TokenDelta, ...]
+    iterations: IterationSums | None = None  # of the engine since its last frame
+
+
+class EpisodeOpened(Event, frozen=True):
+    op: OpId
+    trajectory: TrajectoryId
+    prompt_tokens: int  # of a fresh episode; a restored one has the tokens it had
+    seconds: float
+
+
+class EpisodeStepped(Event, frozen=True):
+    op: OpId
+    trajectory: TrajectoryId
+    observation_tokens: int
+    reward: float
+    done: bool
+    seconds: float
+
+
+class EpisodeFailed(Event, frozen=True):
+    op: OpId
+    trajectory: TrajectoryId
+    kind: EnvironmentFailure
+    reason: str
+
+
+class TrainerReady(Event, frozen=True):
+    op: OpId
+    incarnation: Incarnation
+    version: Version
+    checksum: str
+    restored: bool
+
+
+class TrainFinished(Event, frozen=True):
+    op: OpId
+    incarnation: Incarnation
+    version: Version
+    checksum: str
+    checkpoint_step: int | None
+    metrics: dict[str, float]
+    max_logprob_gap: float
+    logprob_gap_tokens: int
+
+
+class TrainerLost(Event, frozen=True):
+    incarnation: Incarnation
+    reason: str
+
+
+class GpusArrived(Event, frozen=True):
+    """Preemptible GPUs of a host can be used from now on. Those that are there already change nothing."""
+
+    gpus: tuple[GpuId, ...]
+
+
+class GpusReclaimed(Event, frozen=True):
+    """Preemptible GPUs must be given back within the grace. Unknown or absent ones change nothing."""
+
+    gpus: tuple[GpuId, ...]
+    grace_s: float
+    reason: str
+
+
+class HostLost(Event, frozen=True):
+    """The host's agent is gone and with it all its processes, whose WorkerLost come by themselves."""
+
+    host: str
+    reason: str
+
+
+class WorkerReleased(Event, frozen=True):
+    """An overlap worker holds no device memory any more (verified) and runs nothing; its process lives."""
+
+    op: OpId
+    slot: Slot
+    incarnation: Incarnation
+    released_bytes: int
+    seconds: float
+    parts: dict[str, float] = {}
+
+
+class TrainingOffloaded(Event, frozen=True):
+    """The training state has left its devices; the freed memory is verified."""
+
+    op: OpId
+    incarnation: Incarnation
+    released_bytes: int
+    seconds: float
+    parts: dict[str, float] = {}
+
+
+class TrainingRestored(Event, frozen=True):
+    """The training state is back, bit-identical."""
+
+    op: OpId
+    incarnation: Incarnation
+    seconds: float
+    parts: dict[str, float] = {}
+
+
+AnyEvent = (
+    Started
+    | Resumed
+    | StopRequested
+    | Tick
+    | WorkerReady
+    | WorkerLost
+    | WeightsVerified
+    | WeightsFailed
+    | TokensStreamed
+    | EpisodeOpened
+    | EpisodeStepped
+    | EpisodeFailed
+    | TrainerReady
+    | TrainFinished
+    | TrainerLost
+    | GpusArrived
+    | GpusReclaimed
+    | HostLost
+    | WorkerReleased
+    | RoleSet
+    | TrainingOffloaded
+    | TrainingRestored
+)
