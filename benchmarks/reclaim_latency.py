@@ -37,7 +37,7 @@ from pearl.runtime.errors import PeerGoneError  # noqa: E402
 from pearl.runtime.parent_death import watch_parent  # noqa: E402
 from pearl.runtime.rpc_client import RpcClient  # noqa: E402
 from pearl.runtime.rpc_server import Call, Inbound, RpcServer  # noqa: E402
-from pearl.service import recovery, run_loop
+from pearl.service import recovery, run_loop  # noqa: E402
 from pearl.service.console import Console  # noqa: E402
 from pearl.service.run_files import RunFiles  # noqa: E402
 from pearl.types.config import Config, ElasticConfig  # noqa: E402
@@ -138,7 +138,7 @@ class PacedTraining(FakeTraining):
 
 
 class StandIns:
-    """The part of the run_loop's agent: the stand-ins in a process of their own."""
+    """The part of the run loop's agent: the stand-ins in a process of their own."""
 
     def __init__(self, words: list[str]) -> None:
         self._words = words

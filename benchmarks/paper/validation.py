@@ -2,8 +2,8 @@
 
     python -m benchmarks.paper.validation [--only emulated,torch] [--tries 2]
 
-Real coordinator and processes. Emulated engine: 16 and 32 workers, whose iterations vary by noise that the simulator knows
-nothing of. Torch engine: two workers, each pinned to a core, the trainer idle while they work (staleness 0). A run's
+Real coordinator and processes. Emulated engine: 16 and 32 workers, whose iterations vary by noise unknown to the
+simulator. Torch engine: two workers, each pinned to a core, the trainer idle while they work (staleness 0). A run's
 trajectories are replayed in the simulator turn by turn, so that only times are judged. Writes validation.json beside
 the other results, and says which errors are beyond their limits (exit code 1). Needs two cores with nothing else to do.
 """
@@ -230,8 +230,9 @@ def figure(results: dict[str, list[Compared]]) -> Figure:
             )
         ],
         remarks=[
-            "The error is of single steps. The emulated engine's iterations have lognormal noise of 5 % that the simulator "
-            "does not know; the torch engine's workers share two cores with the coordinator and the environments.",
+            "The error is of single steps. The emulated engine's iterations have lognormal noise of 5 % that the "
+            "simulator does not know; the torch engine's workers share two cores with the coordinator and the "
+            "environments.",
         ],
     )
 

@@ -56,7 +56,7 @@ def run(request: Request) -> int:
 def _check_environment(config: Config) -> None:
     """Options of the built-in ones; others are the person's own code, which its own process runs."""
     if config.environment.name in BUILT_IN:
-        load_environment(config.environment.name, config.environment.options)
+        load_environment(config.environment.name, config.environment.options, config.model.path)
 
 
 def _close(run_dir: Path) -> None:

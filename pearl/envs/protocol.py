@@ -3,7 +3,7 @@
 A task is an index into a split; the same (split, index) is always the same task. Episodes are independent.
 """
 
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -48,3 +48,27 @@ class Environment(Protocol):
 
     def demonstrations(self, seed: int, first: int, count: int) -> list[tuple[list[int], list[float]]]:
         """(ids, loss weight a position) of expert episodes; for the supervised warm start."""
+
+
+class EpisodeLimits(msgspec.Struct, frozen=True):
+    """The job's limits on one trajectory, for environments that have to know them."""
+
+    max_turns: int = 6
+    max_context_tokens: int = 256
+    max_new_tokens_per_turn: int = 4
+    max_observation_tokens: int = 4096
+
+
+@runtime_checkable
+class LimitedEnvironment(Protocol):
+    """An environment that is given the limits before it describes itself."""
+
+    def set_limits(self, limits: EpisodeLimits) -> None: ...
+
+
+@runtime_checkable
+class ServingEnvironment(Protocol):
+    """An environment with work beside its episodes."""
+
+    async def serve(self) -> None:
+        """Run on the loop of the episodes from the worker's start until cancelled at its end."""

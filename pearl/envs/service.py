@@ -1,12 +1,13 @@
 """What an environment worker is told and asked, and by whom it is answered."""
 
 import logging
+import math
 from typing import assert_never
 
 import msgspec
 
 from pearl.envs.episodes import MAX_OPEN_EPISODES, Episodes
-from pearl.envs.protocol import Environment
+from pearl.envs.protocol import Environment, EpisodeLimits, LimitedEnvironment, ServingEnvironment
 from pearl.envs.response_validator import ResponseValidator
 from pearl.envs.sandbox_thread import SandboxThread
 from pearl.types.config import Config
@@ -32,6 +33,8 @@ class EnvironmentService:
 
     def __init__(self, config: Config, environment: Environment, max_open: int = MAX_OPEN_EPISODES) -> None:
         self._environment = environment
+        if isinstance(environment, LimitedEnvironment):
+            environment.set_limits(_limits(config))
         self._spec = environment.describe()
         self._config = config
         self._thread = SandboxThread()
@@ -43,6 +46,8 @@ class EnvironmentService:
 
     def start(self) -> None:
         self._thread.start()
+        if isinstance(self._environment, ServingEnvironment):
+            self._thread.post(self._environment.serve, math.inf, "the environment's own work ended")
 
     async def stop(self) -> None:
         await self.episodes.close_all()
@@ -86,3 +91,12 @@ class EnvironmentService:
 
         made = await self._thread.call(make, self._config.runtime.start_timeout_s)
         return DemonstrateReply(tuple(self._check.demonstration(ids, weights) for ids, weights in made))
+
+
+def _limits(config: Config) -> EpisodeLimits:
+    return EpisodeLimits(
+        max_turns=config.environment.max_turns,
+        max_context_tokens=config.rollout.max_context_tokens,
+        max_new_tokens_per_turn=config.rollout.max_new_tokens_per_turn,
+        max_observation_tokens=config.environment.max_observation_tokens,
+    )

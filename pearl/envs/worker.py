@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     config = msgspec.json.decode(Path(options.config).read_bytes(), type=Config)
     try:
-        environment = load_environment(config.environment.name, config.environment.options)
+        environment = load_environment(config.environment.name, config.environment.options, config.model.path)
     except ValueError as error:
         sys.exit(f"pearl.envs.worker: {error}")
     log.info("left: %s", uvloop.run(serve(options, config, environment)))

@@ -1,5 +1,5 @@
-"""``python -m pearl.runtime.child_entrypoint [--log-directory D] MODULE ARGUMENTS...``: runs MODULE as ``python -m`` would,
-in a process that dies with its parent and, with ``--log-directory``, writes to ``D/rank<LOCAL_RANK>.log``.
+"""``python -m pearl.runtime.child_entrypoint [--log-directory D] MODULE ARGUMENTS...`` runs MODULE as ``python -m``
+would, in a process that dies with its parent and, with ``--log-directory``, writes to ``D/rank<LOCAL_RANK>.log``.
 
 It stands between every launcher and what it launches, so that no worker has to remember either.
 """

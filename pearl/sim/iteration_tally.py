@@ -18,9 +18,11 @@ class IterationTally:
         self.decoding_context = self.prefill_context = 0.0
 
     def add(self, iterations: int, seconds: float, decoding: int, prefill: int, context: int) -> None:
-        """``seconds`` of all ``iterations`` together; ``prefill`` tokens in the one iteration that has any; ``context`` of all
-        that decode at the first iteration, each longer by a token at every next one: as if all iterations had the context of
-        the middle one."""
+        """Add ``iterations`` iterations that took ``seconds`` together, with ``prefill`` tokens in one of them.
+
+        ``context`` is that of all decoding sequences at the first iteration; each grows by a token an iteration. The
+        sums are as if all iterations had the context of the middle one.
+        """
         middle = context + decoding * (iterations - 1) / 2
         self.count += iterations
         self.seconds += seconds

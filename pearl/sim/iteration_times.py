@@ -7,7 +7,7 @@ SAME_TIME_S = 1e-9
 
 
 def iterations_seconds(iterations: int, one: float, growth: float) -> float:
-    """Seconds of ``iterations`` iterations, the first of ``one`` second and each ``growth`` longer than the one before."""
+    """Return the seconds of ``iterations`` iterations: the first takes ``one``, each next one ``growth`` more."""
     return iterations * one + growth * (iterations * (iterations - 1) / 2)
 
 

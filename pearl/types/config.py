@@ -45,7 +45,7 @@ class DataConfig(Section, frozen=True):
 
 
 class EnvironmentConfig(Section, frozen=True):
-    name: str = "bugfix"  # built-in name, or "package.module:Class"
+    name: str = "bugfix"  # built-in name, "package.module:Class" or "package.module:rollout"
     options: dict[str, int | float | str | bool] = {}
     num_workers: int = 1
     max_turns: int = 6

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from pearl.types.config import ModelConfig
+from pearl.workers.architecture.dtypes import cast_parameters
 
 TINY_MODEL = "tiny-qwen3"
 TINY_MAX_POSITIONS = 32768  # rotary positions are computed, not stored: a high limit costs nothing
@@ -91,14 +91,15 @@ def _build_tiny(
         if seed is not None:
             torch.manual_seed(seed)
         model = Qwen3ForCausalLM(settings)
-    return cast(PreTrainedModel, nn.Module.to(model, dtype))
+    cast_parameters(model, dtype)
+    return model
 
 
 def _load(config: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
     if not (Path(config.path) / "config.json").is_file():
         raise ValueError(
-            f"model.path = {config.path!r} is not a model directory (no config.json there); "
-            f'give the path of a downloaded transformers model, or "{TINY_MODEL}"'
+            f"model.path = {config.path!r} is not a model directory (no config.json there), and nothing is ever "
+            f'downloaded; give the path of a transformers model on this host, or "{TINY_MODEL}"'
         )
     model = AutoModelForCausalLM.from_pretrained(
         config.path, dtype=dtype, local_files_only=True, trust_remote_code=False

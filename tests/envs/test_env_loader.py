@@ -23,7 +23,7 @@ def test_a_class_of_ones_own() -> None:
         (":Class", "package.module:Class"),
         ("no_such_package:Class", "PYTHONPATH"),
         ("pearl.envs.bugfix:Bugfix", "it has BugfixEnvironment"),
-        ("pearl.envs.loader:load_environment", "has no class load_environment"),
+        ("pearl.envs.loader:load_environment", "is a plain function"),
         ("collections:Counter", "lacks describe, episode, demonstrations"),
     ],
 )

@@ -76,8 +76,8 @@ def test_a_prefill_steals_the_time_of_its_tokens_from_all_that_decode() -> None:
     trial.add(0.0, 1, context=50, make=101)
     trial.add(0.0205, 2, context=250, make=1)
     ended = trial.run()
-    # The first has its first token at 15 ms and iterations end at 26, 37 ms, ...: the second begins at 26 ms with chunks
-    # of 100, 100 and 50 tokens: 21 + 21 + 16 ms beside one decoding sequence, instead of three iterations of 11 ms.
+    # The first has its first token at 15 ms and iterations end at 26, 37 ms, ...: the second begins at 26 ms with
+    # chunks of 100, 100 and 50 tokens: 21 + 21 + 16 ms beside one decoding sequence, not three times 11 ms.
     assert ended[2][0] == pytest.approx(0.026 + 0.021 + 0.021 + 0.016)
     assert ended[1][0] == pytest.approx(0.015 + 100 * 0.011 + 0.025)
     assert ended[2][1].prefilled_tokens == 250

@@ -76,7 +76,7 @@ def test_a_turn_is_prefilled_sent_and_decoded() -> None:
     trial = Trial()
     trial.begin(0.0, 1, context=50, make=11)
     run(trial.clock)
-    # 10 + 5 ms of prefill, 50 KB at 1 MB/s, ten iterations of 10 + 1 ms: the first token comes with the keys and values.
+    # 10 + 5 ms of prefill, 50 KB at 1 MB/s, ten iterations of 10 + 1 ms: the first token comes with the KV.
     [(prefilled_s, half)] = trial.prefill.ended
     assert prefilled_s == pytest.approx(0.015)
     assert (half.made, half.prefilled_tokens, half.finish) == (0, 50, None)

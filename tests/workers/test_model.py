@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
-    Gemma2Config,
-    Gemma2ForCausalLM,
+    BloomConfig,
+    BloomForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -79,9 +79,11 @@ def test_cuda_without_cuda_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         resolve_device(ModelConfig(device="cuda"))
 
 
-def run(model: PreTrainedModel, contexts: list[list[int]], count: int) -> list[list[Delta]]:
+def run(
+    model: PreTrainedModel, contexts: list[list[int]], count: int, vocabulary_size: int | None = None
+) -> list[list[Delta]]:
     """Greedy answers of an engine that was handed the model's own weights."""
-    core = EngineCore(model, EngineSettings(prefill_chunk_tokens=16))
+    core = EngineCore(model, EngineSettings(prefill_chunk_tokens=16, vocabulary_size=vocabulary_size))
     tensors = canonical_tensors(model)
     specs = lay_out((name, dtype_name(t.dtype), tuple(t.shape)) for name, t in tensors)
     data = bytearray(image_bytes(specs))
@@ -121,8 +123,25 @@ def test_other_architectures_answer_like_their_own_generate(model: PreTrainedMod
         assert output[0, len(context) :].tolist() == answer
 
 
-def test_attention_that_the_engine_lacks_is_refused_not_ignored() -> None:
-    model = Gemma2ForCausalLM(Gemma2Config(**SIZES, attn_logit_softcapping=20.0))
-    (deltas,) = run(model, [[1, 2, 3]], 2)
-    assert (deltas[-1].finish, deltas[-1].ids) == ("error", [])
-    assert "softcap" in deltas[-1].error
+def test_a_model_whose_attention_cannot_be_replaced_is_refused_not_run() -> None:
+    model = BloomForCausalLM(BloomConfig(vocab_size=40, hidden_size=32, n_layer=2, n_head=4))
+    with pytest.raises(ValueError, match="BloomForCausalLM: its attention cannot be replaced"):
+        EngineCore(model, EngineSettings())
+
+
+def test_parameters_are_cast_and_rotary_frequencies_are_not() -> None:
+    model = build_model(ModelConfig(dtype="bfloat16"), 32, 1)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert {buffer.dtype for buffer in model.buffers()} == {torch.float32}
+
+
+def test_padded_rows_are_never_drawn() -> None:
+    model = LlamaForCausalLM(LlamaConfig(**{**SIZES, "tie_word_embeddings": False}))
+    with torch.no_grad():
+        weight = model.get_submodule("lm_head").weight
+        assert isinstance(weight, torch.Tensor)
+        weight[30:] = 50.0 * weight[:10].abs()
+    whole, kept = (run(model, [[1, 2, 3], [4] * 9], 12, size) for size in (40, 30))
+    assert max(token for deltas in whole for delta in deltas for token in delta.ids) >= 30
+    assert max(token for deltas in kept for delta in deltas for token in delta.ids) < 30
+    assert all(delta.finish != "error" for deltas in kept for delta in deltas)

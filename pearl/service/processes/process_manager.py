@@ -1,7 +1,7 @@
 """Process groups on the node agents, one ``ManagedProcess`` each: started, watched, and gone before its loss is told.
 
-A process belongs to exactly one task: it calls ``start``, then ``wait_exited``, which returns once. Whoever finds the group
-dead, silent, stuck or unwanted only ``terminate``s the process; ending it is its task's work.
+A process belongs to exactly one task: it calls ``start``, then ``wait_exited``, which returns once. Whoever finds the
+group dead, silent, stuck or unwanted only ``terminate``s the process; ending it is its task's work.
 """
 
 import asyncio

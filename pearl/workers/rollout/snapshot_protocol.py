@@ -1,5 +1,5 @@
-"""How a rollout worker gets a snapshot, told apart from how the bytes travel: ``pearl.workers.weight_transfer.receiver`` maps
-them or takes them over a link, an emulated worker has no bytes to fetch. Imports nothing heavy.
+"""How a rollout worker gets a snapshot, whatever way the bytes travel. ``pearl.workers.weight_transfer.receiver`` maps
+them or takes them over a link; an emulated worker has no bytes to fetch. Imports nothing heavy.
 """
 
 from collections.abc import Iterator

@@ -52,7 +52,7 @@ def make_engine(
     # Random weights that nobody sees: the engine serves nothing before its first update.
     return TorchEngine(
         lambda: build_model(config.model, vocabulary_size, None),
-        settings_of(config, device),
+        settings_of(config, device, vocabulary_size),
         count_tokens,
         transport=transport,
         role=role,

@@ -16,8 +16,11 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from pearl.types.config import ModelConfig
+from pearl.workers.architecture.attach import attach_attention
+from pearl.workers.architecture.dtypes import ServedDtypes, cast_persistent_buffers
 from pearl.workers.model import build_model
-from pearl.workers.training.packing import NAME
+from pearl.workers.training.packing import NAME, Packed
+from pearl.workers.training.scoring import Scores, score
 from pearl.workers.weight_transfer.checksum import canonical_tensors
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -28,26 +31,44 @@ CLIP_EPSILON = 1e-6
 class Policy:
     """This rank's part of the model. Construct it on all ranks; needs the default process group."""
 
-    def __init__(self, config: ModelConfig, vocabulary_size: int, seed: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        vocabulary_size: int,
+        seed: int,
+        device: torch.device,
+        max_context_tokens: int = 32768,
+    ) -> None:
+        """``vocabulary_size``: ids that may be trained; further rows of the model are padding.
+
+        Raises:
+            ValueError: the model cannot be trained; says why.
+        """
         self.device = device
         self.num_ranks = dist.get_world_size()
-        self.served_dtype: torch.dtype = getattr(torch, config.dtype)
         model = build_model(msgspec.structs.replace(config, dtype="float32"), vocabulary_size, seed)
-        model.set_attn_implementation(NAME)
-        embedding = model.get_input_embeddings().weight
-        assert isinstance(embedding, torch.Tensor)
-        self.vocabulary_size = embedding.shape[0]
+        self.served = ServedDtypes(model, getattr(torch, config.dtype))
+        cast_persistent_buffers(model, self.served)
+        attach_attention(model, NAME, max_context_tokens)
+        self.vocabulary_size = vocabulary_size
         self.model: nn.Module = model
         self._shard(set(model._no_split_modules or ()))
         self.parameters = dict(self.model.named_parameters())
 
     def _shard(self, layer_classes: set[str]) -> None:
         mesh = init_device_mesh(self.device.type, (self.num_ranks,))
-        mixed = MixedPrecisionPolicy(param_dtype=self.served_dtype, reduce_dtype=torch.float32)
+        mixed = MixedPrecisionPolicy(param_dtype=self.served.dtype, reduce_dtype=torch.float32)
+        kept = MixedPrecisionPolicy(torch.float32, torch.float32, cast_forward_inputs=False)
+        for module in self.served.kept_modules(self.model):
+            fully_shard(module, mesh=mesh, mp_policy=kept)
         for module in list(self.model.modules()):
             if type(module).__name__ in layer_classes:
                 fully_shard(module, mesh=mesh, mp_policy=mixed)
         fully_shard(self.model, mesh=mesh, mp_policy=mixed)
+
+    def score(self, packed: Packed, temperature: float) -> Scores:
+        """All ranks call it together, those without a sequence too."""
+        return score(self.model, packed, temperature, self.vocabulary_size)
 
     # gradients
 
@@ -84,6 +105,10 @@ class Policy:
     def tensors(self) -> list[tuple[str, torch.Tensor]]:
         """This rank's part of everything a snapshot holds, in name order."""
         return canonical_tensors(self.model)
+
+    def served_tensors(self) -> list[tuple[str, torch.Tensor]]:
+        """As ``tensors``, each in the dtype in which an engine holds it."""
+        return [(name, tensor.to(self.served.of(name, tensor))) for name, tensor in self.tensors()]
 
     def load(self, read: Callable[[str], torch.Tensor]) -> None:
         """Take every tensor whole from ``read(name)`` and keep this rank's part."""

@@ -15,6 +15,11 @@ import torch
 from torch.nn import functional
 from transformers import AttentionInterface
 
+from pearl.workers.architecture import eager
+from pearl.workers.architecture.arguments import scoring_of
+from pearl.workers.architecture.attach import mask_of
+from pearl.workers.architecture.masks import Mask
+
 NAME = "pearl_packed"
 
 
@@ -84,26 +89,30 @@ def packed_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
-    sliding_window: int | None = None,
     spread: PaddingMap | None = None,
     **features: Any,
 ) -> tuple[torch.Tensor, None]:
-    """[1, heads, T, D] each -> [1, T, H, D]."""
-    for name in ("softcap", "s_aux", "position_bias"):
-        if features.get(name) is not None:
-            raise ValueError(f"the model's attention uses {name!r}, which training lacks: use another model")
+    """[1, heads, T, D] each -> [1, T, H, D].
+
+    The layer's mask is the one that ``attach_attention`` found; ``attention_mask`` is not made for this attention.
+    """
     assert spread is not None, "the model does not hand its arguments on to attention"
+    scoring, mask = scoring_of(features), mask_of(module)
     query_NHLD, key_NKLD, value_NKLD = (_pad(states[0], spread) for states in (query, key, value))
-    mask = _window_mask(spread.row_tokens, sliding_window, query.device)
-    output_NHLD = functional.scaled_dot_product_attention(
-        query_NHLD,
-        key_NKLD,
-        value_NKLD,
-        attn_mask=mask,
-        is_causal=mask is None,
-        scale=scaling,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
+    if scoring.is_plain:
+        seen = ~_hidden(mask, spread, query.device) if mask.hides_past(spread.row_tokens) else None
+        output_NHLD = functional.scaled_dot_product_attention(
+            query_NHLD,
+            key_NKLD,
+            value_NKLD,
+            attn_mask=seen,
+            is_causal=seen is None,
+            scale=scaling,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+    else:
+        hidden = _hidden(mask, spread, query.device)
+        output_NHLD = eager.attend(query_NHLD, key_NKLD, value_NKLD, hidden, scaling, scoring)
     output_THD = output_NHLD.transpose(1, 2).flatten(0, 1)
     if spread.places is not None:
         output_THD = output_THD.index_select(0, spread.places)
@@ -117,13 +126,10 @@ def _pad(states: torch.Tensor, spread: PaddingMap) -> torch.Tensor:
     return states.view(len(states), spread.num_rows, spread.row_tokens, -1).transpose(0, 1)
 
 
-def _window_mask(row_tokens: int, window: int | None, device: torch.device) -> torch.Tensor | None:
-    """Which keys each query sees, where a sliding window hides some that causality would not."""
-    if window is None or row_tokens <= window:
-        return None
-    places = torch.arange(row_tokens, device=device)
-    distance = places[:, None] - places
-    return (distance >= 0) & (distance < window)
+def _hidden(mask: Mask, spread: PaddingMap, device: torch.device) -> torch.Tensor:
+    """[L, L]: which keys each query does not see."""
+    places = torch.arange(spread.row_tokens, device=device)
+    return mask.hidden(places[:, None], places)
 
 
 AttentionInterface.register(NAME, packed_attention)

@@ -15,15 +15,18 @@ class Scores(NamedTuple):
     entropy_M: torch.Tensor  # nats, without gradient
 
 
-def score(model: nn.Module, packed: Packed, temperature: float) -> Scores:
-    """``temperature`` is the rollout's: softmax(logits / temperature), and 1 for the greedy 0."""
+def score(model: nn.Module, packed: Packed, temperature: float, vocabulary_size: int | None = None) -> Scores:
+    """``temperature`` is the rollout's: softmax(logits / temperature), and 1 for the greedy 0.
+
+    Rows of the model beyond ``vocabulary_size`` are padding: they have no probability, here and in the engines.
+    """
     logits_MV = model(
         input_ids=packed.ids_T[None],
         position_ids=packed.positions_T[None],
         use_cache=False,
         logits_to_keep=packed.queries_M,
         spread=packed.spread,
-    ).logits[0]
+    ).logits[0, :, :vocabulary_size]
     return score_logits(logits_MV, packed.targets_M, temperature)
 
 

@@ -33,7 +33,7 @@ from pearl.workers.training.learning_rate import learning_rate
 from pearl.workers.training.micro_batch import MicroBatch, Update, make_update
 from pearl.workers.training.rank_commands import Progress
 from pearl.workers.training.samples import TrainingSample, unpack
-from pearl.workers.training.scoring import Scores, score
+from pearl.workers.training.scoring import Scores
 from pearl.workers.training.step_metrics import StepMetrics, finite_only, sample_metrics
 from pearl.workers.training.warm_start import warm_start
 from pearl.workers.weight_transfer.checksum import dtype_name
@@ -64,7 +64,13 @@ class Trainer:
     ) -> None:
         self.version = Version(-1, -1)  # until it is started
         self.progress = progress
-        self.policy = Policy(config.model, vocabulary_size, config.run.seed, device)
+        self.policy = Policy(
+            config.model,
+            vocabulary_size,
+            config.run.seed,
+            device,
+            max_context_tokens=config.rollout.max_context_tokens,
+        )
         training = config.training
         self._config = config
         self._vocabulary_size = vocabulary_size
@@ -204,7 +210,7 @@ class Trainer:
         return [micro_batch for update in updates for micro_batch in update.micro_batches]
 
     def _score(self, micro_batch: MicroBatch) -> Scores:
-        return score(self.policy.model, micro_batch.packed, self._config.rollout.temperature)
+        return self.policy.score(micro_batch.packed, self._config.rollout.temperature)
 
     def _update(self, update: Update, rate: float, tally: StepMetrics) -> tuple[float, bool]:
         for micro_batch in update.micro_batches:
@@ -226,7 +232,7 @@ class Trainer:
 
     def publish(self, store: SnapshotStore | None) -> Snapshot | None:
         """Gather the weights tensor by tensor into ``store``, which rank 0 has; the others only take part."""
-        own = [(name, self._served(tensor)) for name, tensor in self.policy.tensors()]
+        own = self.policy.served_tensors()
         if store is None:
             for _, tensor in own:
                 fsdp.full_tensor(tensor)
@@ -245,9 +251,6 @@ class Trainer:
         moments = [tensor for _, tensor in fsdp.optimizer_tensors(self.policy, self._optimizer)]
         gradients = list(self.policy.gradients())
         return weights + moments + gradients + list((self._reference or {}).values())
-
-    def _served(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self.policy.served_dtype) if tensor.is_floating_point() else tensor
 
     def save(self) -> bool:
         """Write a checkpoint of the current version -> whether it is complete (always true off rank 0).

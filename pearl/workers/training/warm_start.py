@@ -13,7 +13,6 @@ from pearl.workers.training.batching import cut
 from pearl.workers.training.fsdp import Policy, apply_update, make_optimizer
 from pearl.workers.training.learning_rate import warmup
 from pearl.workers.training.packing import pack
-from pearl.workers.training.scoring import score
 
 BETAS = (0.9, 0.95)
 MAX_GRAD_NORM = 1.0
@@ -100,7 +99,7 @@ def _accumulate(
         part = [lessons[index] for index in chosen]
         packed = pack([lesson.ids for lesson in part], [lesson.positions for lesson in part], policy.device)
         weights = np.concatenate([lesson.weights for lesson in part]) if part else np.zeros(0, np.float32)
-        logprobs_M = score(policy.model, packed, temperature=1.0).logprobs_M
+        logprobs_M = policy.score(packed, temperature=1.0).logprobs_M
         loss = -(torch.from_numpy(weights.copy()).to(policy.device) * logprobs_M).sum() / total
         policy.backward(loss)
         summed += loss.detach().double().cpu()

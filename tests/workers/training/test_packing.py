@@ -8,6 +8,8 @@ from training_worlds import MODEL, VOCABULARY, make_sample, make_samples
 from transformers import PreTrainedModel
 
 from pearl.types.config import ModelConfig
+from pearl.workers.architecture.attach import ATTRIBUTE, attach_attention
+from pearl.workers.architecture.masks import Mask
 from pearl.workers.model import build_model
 from pearl.workers.training.packing import NAME, pack, packed_attention
 from pearl.workers.training.samples import TrainingSample, unpack
@@ -18,7 +20,10 @@ CPU = torch.device("cpu")
 
 def build(attention: str, config: ModelConfig = MODEL) -> PreTrainedModel:
     model = build_model(config, VOCABULARY, seed=3)
-    model.set_attn_implementation(attention)
+    if attention == NAME:
+        attach_attention(model, NAME, max_context_tokens=64)
+    else:
+        model.set_attn_implementation(attention)
     return model
 
 
@@ -103,9 +108,8 @@ def test_sliding_window_hides_what_is_further_back() -> None:
     ids = [np.zeros(n + 1, np.int32) for n in (3, 6)]
     spread = pack(ids, [np.array([n]) for n in (3, 6)], CPU).spread
     module = torch.nn.Module()
-    output, _ = packed_attention(
-        module, query, key, value, None, scaling=0.5, sliding_window=2, spread=spread
-    )
+    setattr(module, ATTRIBUTE, Mask("sliding", 2))
+    output, _ = packed_attention(module, query, key, value, None, scaling=0.5, spread=spread)
     for place in range(9):
         first = max(0 if place < 3 else 3, place - 1)
         weights = (0.5 * query[0, :, place, None] @ key[0, :, first : place + 1].mT).softmax(-1)
@@ -115,5 +119,18 @@ def test_sliding_window_hides_what_is_further_back() -> None:
 
 def test_attention_with_a_feature_we_lack_is_refused() -> None:
     states = torch.zeros(1, 2, 3, 4)
-    with pytest.raises(ValueError, match="softcap"):
-        packed_attention(torch.nn.Module(), states, states, states, None, softcap=30.0)
+    spread = pack([np.zeros(4, np.int32)], [np.array([3])], CPU).spread
+    with pytest.raises(ValueError, match="position_bias"):
+        packed_attention(torch.nn.Module(), states, states, states, None, spread=spread, position_bias=states)
+
+
+def test_rows_beyond_the_vocabulary_have_no_probability() -> None:
+    model = build(NAME)
+    samples = unpack(make_samples(5), VOCABULARY)
+    packed = pack([sample.ids for sample in samples], [sample.positions for sample in samples], CPU)
+    whole = score(model, packed, 1.0)
+    with torch.no_grad():
+        model.resize_token_embeddings(VOCABULARY + 24)
+    padded = score(model, packed, 1.0, VOCABULARY)
+    assert torch.equal(padded.logprobs_M, whole.logprobs_M)
+    assert torch.equal(padded.entropy_M, whole.entropy_M)

@@ -1,10 +1,10 @@
 """The emulated engine without a clock: requests in, iterations one by one with the seconds each takes, deltas out.
 
 Iterations in which nothing changes but one more token for everybody are taken together, up to a given time; whatever
-happens meanwhile first ``complete``s those that are over. What comes out is the same as pass by pass.
+happens meanwhile first completes those that are over. What comes out is the same as one by one.
 
-Iterations begin only when ready and not paused; requests wait meanwhile. Between ``begin`` and ``end`` requests may come
-and be aborted, everything else waits for the end.
+Iterations begin only when ready and not paused; requests wait meanwhile. Between ``begin`` and ``end`` requests may
+come and be aborted, everything else waits for the end.
 """
 
 from collections.abc import Callable
@@ -83,8 +83,11 @@ class EmulatedCore(BaseCore[Request, IncomingWeights]):
         return self.state == "ready" and not self.paused and bool(self._requests)
 
     def begin(self, horizon_s: float = 0.0) -> float | None:
-        """Decide what the next iteration computes, and those like it within the horizon; the seconds until all are over.
-        None: there is nothing to compute until the KV of some stage has moved."""
+        """Decide what the next iteration computes, and those like it within the horizon.
+
+        Returns the seconds until all are over; None when there is nothing to compute until the KV of some stage has
+        moved.
+        """
         assert self.has_work()
         assert self._plan is None
         assert self.version is not None

@@ -1,7 +1,7 @@
 """Engine iterations as they show in what SGLang streams: each gives every running request at most one token.
 
-SGLang tells no times of single iterations. The estimate is right while it decodes, which is nearly always; an iteration that
-only prefills shows as the wait for its first tokens. Pure: times come in.
+SGLang tells no times of single iterations. The estimate is right while it decodes, which is nearly always; an iteration
+that only prefills shows as the wait for its first tokens. Pure: times come in.
 """
 
 from collections import deque

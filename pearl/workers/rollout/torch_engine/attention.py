@@ -12,6 +12,10 @@ import torch
 from torch.nn import functional
 from transformers import AttentionInterface
 
+from pearl.workers.architecture import eager
+from pearl.workers.architecture.arguments import Scoring, scoring_of
+from pearl.workers.architecture.attach import mask_of
+from pearl.workers.architecture.masks import Mask
 from pearl.workers.rollout.torch_engine.layout import Group, Layout
 
 NAME = "pearl_paged"
@@ -72,23 +76,32 @@ def paged_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
-    sliding_window: int | None = None,
     store: KvStore | None = None,
     layout: Layout | None = None,
     **features: Any,
 ) -> tuple[torch.Tensor, None]:
-    """[1, heads, T, D] each, tokens of all requests in a row -> [1, T, H, D]."""
-    _refuse_unknown(features)
-    if store is None or layout is None:
-        raise ValueError("the model does not hand its arguments on to attention; use engine sglang")
+    """[1, heads, T, D] each, tokens of all requests in a row -> [1, T, H, D].
+
+    The layer's mask is the one that ``attach_attention`` found; ``attention_mask`` is not made for this attention.
+    """
+    assert store is not None, "the model does not hand its arguments on to attention"
+    assert layout is not None
+    scoring, mask = scoring_of(features), mask_of(module)
     layer: int = module.layer_idx  # type: ignore[assignment]
     store.write(layer, layout.slots_T, key[0], value[0])
     queries_KRTD = query[0].view(key.shape[1], -1, *query.shape[2:])
+
+    def attend(group: Group) -> torch.Tensor:
+        keys, values = store.gather(layer, group)
+        if scoring.is_plain:
+            return _attend(keys, values, group, queries_KRTD, scaling, mask)
+        return _attend_eagerly(keys, values, group, queries_KRTD, scaling, mask, scoring)
+
     if layout.groups[0].is_whole:
-        return _attend(layer, store, layout.groups[0], queries_KRTD, scaling, sliding_window)[None], None
+        return attend(layout.groups[0])[None], None
     output_THD = query.new_empty((query.shape[2], query.shape[1], value.shape[3]))
     for group in layout.groups:
-        picked_THD = _attend(layer, store, group, queries_KRTD, scaling, sliding_window)
+        picked_THD = attend(group)
         rows = group.rows_NQ.flatten()
         if group.valid is not None:
             rows, picked_THD = rows[group.valid], picked_THD[group.valid]
@@ -97,12 +110,12 @@ def paged_attention(
 
 
 def _attend(
-    layer: int,
-    store: KvStore,
+    keys: torch.Tensor,
+    values: torch.Tensor,
     group: Group,
     queries_KRTD: torch.Tensor,
     scaling: float | None,
-    window: int | None,
+    mask: Mask,
 ) -> torch.Tensor:
     """The group's output as [N * Q, H, D]."""
     num_repeats = queries_KRTD.shape[1]
@@ -111,21 +124,27 @@ def _attend(
     else:
         picked = queries_KRTD[:, :, group.rows_NQ]  # [K, R, N, Q, D]
         queries = picked.transpose(1, 2).flatten(2, 3)  # [K, N, R * Q, D]
-    keys, values = store.gather(layer, group)
-    mask = group.mask(num_repeats, window)
     # The queries of one key head count as more queries, so keys and values are never repeated.
-    output = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scaling)
+    bias = group.bias(num_repeats, mask)
+    output = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, scale=scaling)
     split = output.view(*output.shape[:2], num_repeats, -1, output.shape[3])  # [K, N, R, Q, D]
     return split.permute(1, 3, 0, 2, 4).flatten(2, 3).flatten(0, 1)
 
 
-def _refuse_unknown(features: dict[str, Any]) -> None:
-    """Arguments that change what attention computes and that this one does not know."""
-    for name in ("softcap", "s_aux", "position_bias"):
-        if features.get(name) is not None:
-            raise ValueError(
-                f"the model's attention uses {name!r}, which the torch engine lacks; use engine sglang"
-            )
+def _attend_eagerly(
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    group: Group,
+    queries_KRTD: torch.Tensor,
+    scaling: float | None,
+    mask: Mask,
+    scoring: Scoring,
+) -> torch.Tensor:
+    """As ``_attend``, for what its kernel lacks."""
+    queries = queries_KRTD[:, :, group.rows_NQ].permute(2, 0, 1, 3, 4).flatten(1, 2)  # [N, H, Q, D]
+    hidden = group.hidden(mask)[:, None, None]
+    output = eager.attend(queries, keys.transpose(0, 1), values.transpose(0, 1), hidden, scaling, scoring)
+    return output.transpose(1, 2).flatten(0, 1)
 
 
 AttentionInterface.register(NAME, paged_attention)

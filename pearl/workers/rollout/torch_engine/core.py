@@ -1,7 +1,7 @@
-"""The engine without its thread: requests in, iterations one by one, deltas out. Not thread-safe, no clock but a stopwatch.
+"""The engine without its thread: requests in, iterations one by one, deltas out. Not thread-safe; no clock.
 
-Iterations run only when ready, not paused and with memory for KV; requests wait meanwhile. Releasing the weights leads to
-"empty".
+Iterations run only when ready, not paused and with memory for KV; requests wait meanwhile. Releasing the weights leads
+to "empty".
 """
 
 import logging
@@ -53,16 +53,15 @@ class EngineCore(BaseCore[Request, IncomingWeights]):
     ) -> None:
         """``count_tokens`` is told how many tokens an iteration sampled, before anybody else hears of them; ``saver``
         takes device memory and gives it back."""
-        self._vocabulary_size = vocabulary_rows(model)
+        rows = vocabulary_rows(model)
+        self._vocabulary_size = min(rows, settings.vocabulary_size or rows)
         num_pages = settings.kv_capacity_tokens // settings.page_tokens
         scheduler = Scheduler(
             num_pages, settings.page_tokens, settings.prefill_chunk_tokens, settings.max_running
         )
-        self._runner = ModelRunner(model, settings.device, num_pages, settings.page_tokens)
-        num_layers: int | None = getattr(model.config, "num_hidden_layers", None)
-        super().__init__(
-            scheduler, PairedRequests(scheduler, self._runner.store, settings.device, num_layers)
-        )
+        self._runner = ModelRunner(model, settings, self._vocabulary_size)
+        stages = PairedRequests(scheduler, self._runner.store, settings.device, self._runner.num_layers)
+        super().__init__(scheduler, stages)
         self._memory = EngineMemory(model, self._runner.store, settings.device, saver)
         self._count_tokens = count_tokens
         self._incoming_version: Version | None = None

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from pearl.workers.architecture.masks import Mask
 from pearl.workers.rollout.torch_engine.scheduler import ScheduledChunk
 
 GROUP_COST = 4096
@@ -26,25 +27,31 @@ class Group:
     positions_NQ: torch.Tensor
     num_places: int  # L
     dtype: torch.dtype
-    masks: dict[tuple[int, int | None], torch.Tensor] = field(default_factory=dict)
+    masks: dict[Mask, torch.Tensor] = field(default_factory=dict)
+    biases: dict[tuple[int, Mask], torch.Tensor] = field(default_factory=dict)
 
-    def mask(self, num_repeats: int, window: int | None) -> torch.Tensor:
-        """[1, N, 1 or num_repeats * Q, L], additive; kept for the other layers of the iteration."""
-        mask = self.masks.get((num_repeats, window))
-        if mask is None:
-            mask = self.masks[num_repeats, window] = self._make_mask(num_repeats, window)
-        return mask
+    def hidden(self, mask: Mask) -> torch.Tensor:
+        """[N, Q, L], true where a query does not see a place; kept for the other layers of the iteration."""
+        hidden = self.masks.get(mask)
+        if hidden is None:
+            places = torch.arange(self.num_places, device=self.positions_NQ.device)
+            hidden = self.masks[mask] = mask.hidden(self.positions_NQ[..., None], places)
+        return hidden
 
-    def _make_mask(self, num_repeats: int, window: int | None) -> torch.Tensor:
-        places = torch.arange(self.num_places, device=self.positions_NQ.device)
-        hidden = places > self.positions_NQ[..., None]
-        if window is not None:
-            hidden |= places <= self.positions_NQ[..., None] - window
+    def bias(self, num_repeats: int, mask: Mask) -> torch.Tensor:
+        """``hidden`` as [1, N, 1 or num_repeats * Q, L], additive; kept likewise."""
+        bias = self.biases.get((num_repeats, mask))
+        if bias is None:
+            bias = self.biases[num_repeats, mask] = self._make_bias(num_repeats, mask)
+        return bias
+
+    def _make_bias(self, num_repeats: int, mask: Mask) -> torch.Tensor:
+        hidden = self.hidden(mask)
         zeros = torch.zeros(hidden.shape, dtype=self.dtype, device=hidden.device)
-        mask_NQL = zeros.masked_fill_(hidden, float("-inf"))
-        if mask_NQL.shape[1] > 1:
-            mask_NQL = mask_NQL.repeat(1, num_repeats, 1)
-        return mask_NQL[None]
+        bias_NQL = zeros.masked_fill_(hidden, float("-inf"))
+        if bias_NQL.shape[1] > 1:
+            bias_NQL = bias_NQL.repeat(1, num_repeats, 1)
+        return bias_NQL[None]
 
 
 @dataclass(eq=False)

@@ -1,6 +1,7 @@
 """Runs one iteration of the model: packed tokens through its own forward, attention over the paged store."""
 
 import copy
+import inspect
 import logging
 
 import numpy as np
@@ -10,26 +11,28 @@ from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from pearl.workers.architecture.attach import attach_attention
 from pearl.workers.rollout.torch_engine.attention import NAME, KvStore
 from pearl.workers.rollout.torch_engine.layout import Layout, lay_out
 from pearl.workers.rollout.torch_engine.sampler import Sampled, key_uniform, sample
 from pearl.workers.rollout.torch_engine.scheduler import ScheduledChunk
+from pearl.workers.rollout.torch_engine.settings import EngineSettings
 
 log = logging.getLogger(__name__)
 
 
 class ModelRunner:
-    def __init__(
-        self, model: PreTrainedModel, device: torch.device, num_pages: int, page_tokens: int
-    ) -> None:
-        self.model = model.to(device).eval()  # type: ignore[arg-type]
-        self.device = device
-        self.store = KvStore(num_pages, page_tokens)
-        self._page_tokens = page_tokens
-        self._dtype = next(model.parameters()).dtype
-        model.set_attn_implementation(NAME)
+    def __init__(self, model: PreTrainedModel, settings: EngineSettings, vocabulary_size: int) -> None:
+        """Raises ValueError when the model cannot run on paged attention."""
+        self.model = model.to(settings.device).eval()  # type: ignore[arg-type]
+        self.device = settings.device
+        self.store = KvStore(settings.kv_capacity_tokens // settings.page_tokens, settings.page_tokens)
+        self._page_tokens = settings.page_tokens
+        self._vocabulary_size = vocabulary_size
+        self._dtype = model.dtype
+        self.num_layers = attach_attention(model, NAME, settings.max_context_tokens)
         num_fused = fuse_norms(model)
-        log.info("model on %s, %d norms fused", device, num_fused)
+        log.info("model on %s, %d norms fused", self.device, num_fused)
 
     @torch.inference_mode()
     def run(self, works: list[ScheduledChunk]) -> Sampled | None:
@@ -42,7 +45,9 @@ class ModelRunner:
         keys = np.array([r.key for r in ending], np.uint64)
         positions = np.array([r.num_tokens for r in ending], np.int64)
         temperatures = np.array([r.temperature for r in ending], np.float64)
-        return sample(logits[0], temperatures, key_uniform(keys, positions))
+        # Rows beyond the vocabulary are padding: they have no probability, here and in training.
+        logits_NV = logits[0, :, : self._vocabulary_size]
+        return sample(logits_NV, temperatures, key_uniform(keys, positions))
 
     @torch.inference_mode()
     def copy(self, sources: npt.NDArray[np.int64], targets: npt.NDArray[np.int64]) -> None:
@@ -70,15 +75,24 @@ def fuse_norms(model: nn.Module) -> int:
     verdicts: dict[tuple[type, int, float], bool] = {}
     count = 0
     for module in model.modules():
-        if type(module).__name__.endswith("RMSNorm") and isinstance(module.weight, nn.Parameter):
+        if _may_be_fused(module):
+            weight = module.weight
+            assert isinstance(weight, nn.Parameter)
             epsilon = _epsilon(module)
-            key = (type(module), module.weight.numel(), epsilon)
+            key = (type(module), weight.numel(), epsilon)
             if key not in verdicts:
                 verdicts[key] = _fused_is_same(module, epsilon)
             if verdicts[key]:
                 module.forward = _fused(module, epsilon)
                 count += 1
     return count
+
+
+def _may_be_fused(module: nn.Module) -> bool:
+    """Norms without a weight, and gated ones that take a second input, are left as they are."""
+    weight = getattr(module, "weight", None)
+    is_norm = type(module).__name__.endswith("RMSNorm") and isinstance(weight, nn.Parameter)
+    return is_norm and len(inspect.signature(module.forward).parameters) == 1
 
 
 class _Fused:

@@ -16,6 +16,9 @@ class EngineSettings:
     prefill_chunk_tokens: int = 512
     max_running: int = 128
     device: torch.device = CPU
+    max_context_tokens: int = 32768
+    vocabulary_size: int | None = None
+    """Ids that may be generated; further rows of a model are padding. None = all of its rows."""
 
     def __post_init__(self) -> None:
         for key, value in (
@@ -32,7 +35,7 @@ class EngineSettings:
             )
 
 
-def settings_of(config: Config, device: torch.device) -> EngineSettings:
+def settings_of(config: Config, device: torch.device, vocabulary_size: int | None = None) -> EngineSettings:
     rollout = config.rollout
     return EngineSettings(
         kv_capacity_tokens=rollout.kv_capacity_tokens,
@@ -40,4 +43,6 @@ def settings_of(config: Config, device: torch.device) -> EngineSettings:
         prefill_chunk_tokens=rollout.prefill_chunk_tokens,
         max_running=rollout.max_requests_per_worker,
         device=device,
+        max_context_tokens=rollout.max_context_tokens,
+        vocabulary_size=vocabulary_size,
     )
