@@ -1,5 +1,5 @@
-"""``python -m pearl.runtime.subreaper MODULE ARGUMENTS...``: runs ``pearl.runtime.child_entrypoint`` in a child and keeps hold of
-all that descends from it. Linux only.
+"""``python -m pearl.runtime.subreaper MODULE ARGUMENTS...``: runs ``pearl.runtime.child_entrypoint`` in a child and
+keeps hold of all that descends from it. Linux only.
 
 The kernel hands a process whose parent died to its nearest living ancestor that is a subreaper. So whatever a group
 starts, with whatever environment, in whatever session, stays below this process, which ends it all when the child has

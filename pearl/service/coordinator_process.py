@@ -143,11 +143,11 @@ class Service:
         """Kill whatever is left of the run on this host; returns who did not end, in words."""
         own = psutil.Process()
 
-        def on_exit() -> list[int]:
+        def remaining() -> list[int]:
             children = [child.pid for child in own.children()] if self._owns_descendants else []
             return process_markers.with_descendants([*process_markers.find_marked(self._run_id), *children])
 
-        return (await process_markers.kill_all(left)).survivors
+        return (await process_markers.kill_all(remaining)).survivors
 
     def _final_code(self, code: int, survivors: tuple[str, ...]) -> int:
         if survivors:

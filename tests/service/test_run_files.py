@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from cluster import Cluster
 from fakes import small_config
-from whole_run import Life, once, run_whole
+from whole_run import WholeRun, once, run_whole
 
 from pearl.runtime.journal import Journal
 from pearl.service import recovery
@@ -110,7 +110,7 @@ async def test_a_resume_writes_harmed_results_again(
 ) -> None:
     config = small_config()
     cluster = Cluster(config)
-    life = Life(config, tmp_path, cluster, segment_bytes=20_000)
+    life = WholeRun(config, tmp_path, cluster, segment_bytes=20_000)
     cluster.on_step = once(lambda: life.run_loop.request_stop(15), at=40)
     await life.run()
     before = {path: path.read_bytes() for path in map(tmp_path.joinpath, NAMES)}
@@ -125,7 +125,7 @@ async def test_a_resume_writes_harmed_results_again(
     assert beginning.now > 0
 
 
-def reopened(life: Life, run_dir: Path) -> tuple[RunFiles, Journal]:
+def reopened(life: WholeRun, run_dir: Path) -> tuple[RunFiles, Journal]:
     """As they are when the run has ended: what is on disk is what was written."""
     return RunFiles(run_dir), life.beginning.journal
 

@@ -268,7 +268,7 @@ async def test_the_agent_of_this_host_may_be_silent_as_long_as_its_process_lives
         elif "is heard again" in line:
             life.run_loop.request_stop(15)
 
-    monkeypatch.setattr(Console, "say", say)
+    monkeypatch.setattr(Console, "announce", announce)
     cluster.on_step = once(lambda: cluster.agent.faults.partition("coordinator"))
     assert (await life.run()).exit_code == 143
     assert [line for line in said if "node agent" in line] == [
