@@ -365,7 +365,7 @@ class Coordinator:
     # for people and tests
 
     def status(self) -> dict[str, object]:
-        """DESIGN §9, ``pearl status --json``."""
+        """Return what ``pearl status --json`` prints."""
         return summary.status(self._state, self._now)
 
     def profile(self) -> Profile | None:

@@ -1,4 +1,4 @@
-"""What a run says of itself: summary.json at its end, and the status of the moment (DESIGN §9)."""
+"""What a run reports of itself: summary.json at its end, and its status at any moment."""
 
 import msgspec
 

@@ -24,7 +24,7 @@ def losses(run: RunData) -> list[TimelineEvent]:
 
 
 def stops(run: RunData) -> list[TimelineEvent]:
-    """When a worker's process ended because it was to: reclaimed, stop_is_planned, replaced."""
+    """When a worker's process ended because it was meant to: reclaimed, shrunk, replaced."""
     return [mark for mark, wanted in _ends(run) if wanted]
 
 

@@ -117,7 +117,7 @@ class NodeAgent:
                     await self._notify(Leaving(self._reason))
                 serving.cancel()
         finally:
-            # Only a bug leaves any here: the groups must not wait_exited the tasks that it ended.
+            # Only a bug leaves any here: the groups must not outlive the tasks that started them.
             for group in list(self._groups.values()):
                 await group.stop(0)
             await self._orphans.end(())

@@ -45,7 +45,7 @@ Handler = Callable[[Any], Awaitable[msgspec.Struct | None]]
 
 
 class RpcClient:
-    """Call ``run`` once; ``tell`` and ``ask`` work from the hello's answer to the end of ``run``, and wait before.
+    """Call ``run`` once; ``notify`` and ``call`` work from the hello's answer to the end of ``run``, and wait before.
 
     Args:
         messages: the tagged struct types the coordinator may send, as a union.

@@ -1,6 +1,6 @@
 """``pearl run`` in full: one coordinator with all its processes, from the settings to the exit code.
 
-Whatever happens in between, on return no process of the run is left (P7), its results are in the run directory, and
+Whatever happens in between, on return no process of the run is left, its results are in the run directory, and
 the person has been told what went wrong and what to do.
 """
 

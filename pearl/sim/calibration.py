@@ -24,7 +24,7 @@ from pearl.types.profile import IterationSums
 
 
 class ObservedTimes:
-    """Durations by what they are of, in seconds, and sums over engine iterations."""
+    """Durations in seconds by what they are of, and sums over engine iterations."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = {}
@@ -75,7 +75,7 @@ class ObservedTimes:
                 self._note("restore", seconds)
 
     def _on_proven(self, event: events.WeightsVerified, command: AnyCommand, seconds: float) -> None:
-        """The first weights of a life are part of its coming up."""
+        """Record the time of an update; a worker's first weights count as part of its start."""
         if isinstance(command, commands.ActivateWorker):
             self._note("activation", seconds)
         elif (event.slot, event.incarnation) in self._proven:
@@ -93,7 +93,7 @@ class ObservedTimes:
 
 
 def fit_run(run_dir: Path) -> Hardware:
-    """The profile of the machines that a run was made on.
+    """Fit a hardware profile to the machines that a run was made on.
 
     Raises:
         ConfigError: the directory holds no usable journal, or too little has happened in it.
@@ -153,7 +153,7 @@ def _profile(run_dir: Path, config: Config, observed: ObservedTimes, iterations:
 
 
 def _training(steps: list[tuple[float, float]], num_gpus: int) -> TrainingSpeed:
-    """A straight line over the batch's tokens; the mean when they do not tell a slope."""
+    """Fit a straight line over the batch's tokens; the mean when the data show no slope."""
     mean_tokens, mean_seconds = (fmean(column) for column in zip(*steps, strict=True))
     spread = sum((tokens - mean_tokens) ** 2 for tokens, _ in steps)
     shared = sum((tokens - mean_tokens) * (seconds - mean_seconds) for tokens, seconds in steps)

@@ -23,6 +23,6 @@ class VirtualClock:
         return self._heap[0][0] if self._heap else None
 
     def step(self) -> None:
-        """Go to the next action and do it; there must be one."""
+        """Advance to the next action and run it; there must be one."""
         self.now, _, action = heapq.heappop(self._heap)
         action()

@@ -21,7 +21,8 @@ _PER_SEED_ONLY = ("seed", "per_step", "note")
 def run_all(
     jobs: Sequence[Job], on_done: Callable[[int], None] = lambda _: None, num_processes: int | None = None
 ) -> list[Result]:
-    """The results in the jobs' order. ``on_done`` is told the index of each job that has ended."""
+    """Run all jobs and return the results in the jobs' order; ``on_done`` gets the index of each job that has
+    ended."""
     wanted = min(len(jobs), num_processes or len(os.sched_getaffinity(0)))
     if wanted <= 1:
         return [_told(run(job), index, on_done) for index, job in enumerate(jobs)]
@@ -40,7 +41,8 @@ def _told(result: Result, index: int, on_done: Callable[[int], None]) -> Result:
 
 
 def summarize(results: dict[str, list[Result]]) -> dict[str, dict[str, Any]]:
-    """A policy's means over its seeds, its ratio to the first policy, and with several seeds their spread."""
+    """Return each policy's means over its seeds, its ratio to the first policy and, with several seeds, their
+    spread."""
     first = next(iter(results.values()))
     return {name: _summary(found, first) for name, found in results.items()}
 
@@ -62,7 +64,7 @@ def _summary(found: list[Result], base: list[Result]) -> dict[str, Any]:
 
 
 def paired_ratios(found: Sequence[Result], base: Sequence[Result]) -> list[float]:
-    """Throughput over the base's of the same seed; empty when the base made none."""
+    """Return throughput over the base's for each seed that both have."""
     pairs = zip(found, base, strict=True)
     return [
         a.throughput_tokens_per_s / b.throughput_tokens_per_s for a, b in pairs if b.throughput_tokens_per_s
@@ -70,7 +72,7 @@ def paired_ratios(found: Sequence[Result], base: Sequence[Result]) -> list[float
 
 
 def half_width_95(values: Sequence[float]) -> float | None:
-    """Of the mean's 95 % confidence interval; None for fewer than two values."""
+    """Return half the width of the mean's 95 % confidence interval; None for fewer than two values."""
     freedom = len(values) - 1
     if freedom < 1:
         return None

@@ -7,7 +7,7 @@ from pearl.types.ids import AttemptId
 
 
 class DecodeBatch:
-    """``context`` is of all its sequences at boundary number ``iterations``."""
+    """The sequences that decode now. ``context`` is the sum of their tokens at boundary number ``iterations``."""
 
     __slots__ = ("_ends", "context", "iterations", "sequences")
 
@@ -23,7 +23,7 @@ class DecodeBatch:
         return len(self.sequences)
 
     def join(self, sequence: Sequence) -> None:
-        """It has its first token, or its next one after a retraction, at this boundary."""
+        """Add a sequence whose first token, or next one after a retraction, comes at this boundary."""
         request = sequence.request
         sequence.made += 1
         sequence.joined = self.iterations
@@ -33,7 +33,7 @@ class DecodeBatch:
         heapq.heappush(self._ends, (sequence.end, request.attempt))
 
     def leave(self, sequence: Sequence) -> None:
-        """``made`` then counts all that it has."""
+        """Remove a sequence; ``made`` then counts all its tokens."""
         sequence.made = self.made(sequence)
         del self.sequences[sequence.request.attempt]
         self.context -= sequence.context
@@ -48,7 +48,8 @@ class DecodeBatch:
         self.context += iterations * len(self.sequences)
 
     def next_end(self) -> int | None:
-        """The boundary at which the next sequence has its last token; at or before ``iterations`` it is due."""
+        """Return the boundary at which the next sequence has its last token; it is due when that is at or before
+        ``iterations``."""
         ends, sequences = self._ends, self.sequences
         while ends:
             end, attempt = ends[0]
@@ -59,7 +60,7 @@ class DecodeBatch:
         return None
 
     def due(self) -> list[Sequence]:
-        """Those that have their last token by now."""
+        """Return the sequences that have their last token by now."""
         ends, sequences = self._ends, self.sequences
         found: list[Sequence] = []
         while ends and ends[0][0] <= self.iterations:

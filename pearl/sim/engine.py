@@ -54,21 +54,21 @@ class Engine:
             self._wake_at_boundary()
 
     def abort(self, attempt: AttemptId) -> None:
-        """End one attempt now, with what it made; nothing when it is not here."""
+        """End one attempt now, with what it made; does nothing when the attempt is not here."""
         ended = self._take_out(attempt)
         if ended is not None:
             self._resume()
             self._on_ended([ended])
 
     def abort_all(self) -> list[Progress]:
-        """End all now. Prefixes are kept."""
+        """End all attempts now; prefixes are kept."""
         attempts = [sequence.request.attempt for sequence in self._all()]
         ended = [self._take_out(attempt) for attempt in attempts]
         self._stop()
         return [one for one in ended if one is not None]
 
     def stall(self, seconds: float) -> None:
-        """Stop all iterations for that long, then go on."""
+        """Stop all iterations for that long, then continue."""
         self._catch_up()
         self._at = max(self._at, self._clock.now) + seconds
         self._resume()
@@ -78,12 +78,12 @@ class Engine:
         return not (self._batch.sequences or self._queue.admitted or self._queue.waiting)
 
     def progress(self) -> list[Progress]:
-        """Of every attempt, for the moment a worker dies."""
+        """Return the progress of every attempt, for the moment a worker dies."""
         self._catch_up()
         return [Progress(s.request, self._batch.made(s), s.prefilled, None) for s in self._all()]
 
     def stop(self) -> None:
-        """The worker is gone: nothing happens here any more."""
+        """Stop for good: the worker has exited."""
         self._catch_up()
         self._stop()
 
@@ -93,7 +93,7 @@ class Engine:
     # iterations
 
     def _iteration_seconds(self) -> tuple[float, float]:
-        """Of the next decode iteration, and how much longer each one after it takes."""
+        """Return the seconds of the next decode iteration, and by how much each one after it is longer."""
         batch = self._batch
         count = len(batch.sequences)
         one = self._fixed_s + self._sequence_s * count + self._token_s * batch.context
@@ -107,7 +107,7 @@ class Engine:
         batch.advance(iterations)
 
     def _catch_up(self) -> None:
-        """To the last boundary before now. A chunk's pass under way stays under way."""
+        """Advance to the last boundary before now; a chunk that is being computed stays so."""
         elapsed = self._clock.now - self._at
         if not self._batch.sequences or self._queue.chunk or elapsed <= 0:
             return
@@ -117,7 +117,7 @@ class Engine:
             self._advance(iterations, iterations_seconds(iterations, one, growth))
 
     def _wake_at_boundary(self) -> None:
-        """At the next, or now when this is one."""
+        """Wake at the next boundary, or now when this is one."""
         self._wake_iterations = 0
         if not self._batch.sequences:
             self._at = max(self._at, self._clock.now)
@@ -162,7 +162,7 @@ class Engine:
         return Progress(request, sequence.made, sequence.prefilled, finish)
 
     def _schedule(self) -> None:
-        """The next boundary at which something happens."""
+        """Set the timer to the next boundary at which something happens."""
         if self._queue.chunk:
             self._wake(self._at + self._iteration_seconds()[0] + self._queue.chunk_seconds)
             return
@@ -180,7 +180,7 @@ class Engine:
         self._wake(self._at + iterations_seconds(iterations, one, growth))
 
     def _resume(self) -> None:
-        """After something was taken out between boundaries."""
+        """Reschedule after something was taken out between boundaries."""
         queue = self._queue
         if not queue.chunk and (queue.waiting or queue.admitted):
             self._wake_at_boundary()
@@ -194,7 +194,8 @@ class Engine:
         return self._batch.context + self._queue.context
 
     def _make_room(self) -> None:
-        """Kept prefixes go first; then the newest sequences, which are computed again when there is room."""
+        """Free memory: kept prefixes first, then the newest sequences, which are computed again when there is
+        room."""
         running = self._running_tokens
         if running + self.cache.cached_tokens <= self._capacity:
             return
@@ -230,7 +231,8 @@ class Engine:
             self.cache.fit(self._running_tokens)
 
     def _finds_prefix(self, request: Request) -> bool:
-        """Drawn from trajectory and context, so that it is the same turns under every policy."""
+        """Draw whether the prefix is cached, from trajectory and context, so that every policy meets the same
+        misses."""
         ratio = self._hit_ratio
         if ratio >= 1.0:
             return True
@@ -247,7 +249,7 @@ class Engine:
         queue.fill_chunk()
 
     def _end_chunk(self, ended: list[Progress]) -> None:
-        """The iteration is over: whoever is wholly prefilled has its first token and decodes from here on."""
+        """Finish an iteration: sequences that are wholly prefilled get their first token and decode from here on."""
         queue = self._queue
         seconds = self._iteration_seconds()[0] + queue.chunk_seconds
         self._advance(1, seconds, queue.end_chunk())
@@ -260,7 +262,7 @@ class Engine:
                 self._batch.join(sequence)
 
     def _end_prefill(self, sequence: Sequence) -> Progress:
-        """The prefix stays here for the next turn; the rest of this one is another worker's."""
+        """Take out a prefilled sequence. The prefix stays here for the next turn; another worker decodes this one."""
         request = sequence.request
         self.cache.keep(request.trajectory, request.prompt, sequence.context)
         return Progress(request, 0, sequence.prefilled, None)

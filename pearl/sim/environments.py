@@ -15,7 +15,8 @@ REPLAY_SECONDS_PER_TURN = 0.05
 
 
 class Episode:
-    """What is known of one trajectory here: its script, and its tokens as far as the core has been told."""
+    """What the environment knows of one trajectory: its script, and its tokens as far as the core has received
+    them."""
 
     __slots__ = ("group", "is_open", "script", "tokens", "turn_began_tokens")
 
@@ -96,7 +97,7 @@ class Environments:
             episode.is_open = False
 
     def void(self, trajectory: TrajectoryId) -> None:
-        """It begins again, with the same script."""
+        """Start the trajectory again with the same script."""
         self.episodes[trajectory].tokens = 0
 
     def forget(self, trajectory: TrajectoryId) -> None:

@@ -18,12 +18,12 @@ SHIPPED = Path(__file__).parents[2] / "launch" / "hardware"
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of the sections."""
+    """Base class of the sections."""
 
 
 class WorkerSpeed(Section, frozen=True):
-    """One worker (all its GPUs). An engine pass takes the sum of its fixed time, of each sequence it decodes, and of
-    each token it prefills."""
+    """The speed of one worker (all its GPUs). An engine iteration takes the sum of its fixed time, of each
+    sequence it decodes, and of each token it prefills."""
 
     gpus: int
     decode_fixed_seconds: float  # A, an iteration: weights are read once
@@ -40,7 +40,7 @@ class WorkerSpeed(Section, frozen=True):
 
 
 class Costs(Section, frozen=True):
-    """Seconds of what happens to whole workers."""
+    """Seconds that operations on whole workers take."""
 
     trainer_start: float
     preparation: float  # a worker's process to ready
@@ -84,7 +84,7 @@ class Hardware(Section, frozen=True):
 
 
 def load(name: str) -> Hardware:
-    """A shipped profile by its name, or a file.
+    """Load a shipped profile by its name, or a file.
 
     Raises:
         ConfigError: there is none, or something in it is wrong.
@@ -105,7 +105,7 @@ def load(name: str) -> Hardware:
 
 
 def for_model(model: str) -> Hardware:
-    """The shipped data-sheet profile of a model, so that a config's ``model.path`` is enough."""
+    """Return the shipped data-sheet profile of a model, so that a config's ``model.path`` is enough."""
     for name in shipped_names():
         hardware = _read(SHIPPED / f"{name}.toml")
         if hardware.model == model and hardware.parameter_set == "data sheet":
@@ -137,14 +137,14 @@ def _read(path: Path) -> Hardware:
 
 
 def _line_of(text: str, key: str) -> str:
-    """Where a person finds it: keys are unique over all sections but for comments."""
+    """Find the line of a key for an error message; keys are unique over all sections but for comments."""
     lines = enumerate(text.splitlines(), start=1)
     found = [number for number, line in lines if line.partition("=")[0].strip() == key]
     return f", line {found[0]}" if found else ""
 
 
 def _check(path: Path, text: str, hardware: Hardware) -> None:
-    """Nothing may be negative, and what is divided by must be positive."""
+    """Refuse negative values, and zero where the value is divided by."""
     for section in ("worker", "costs", "training", "environment", "failures"):
         for key, value in msgspec.structs.asdict(getattr(hardware, section)).items():
             if not 0 <= value < float("inf"):

@@ -4,7 +4,7 @@ from pearl.types.profile import IterationSums
 
 
 class IterationTally:
-    """Add stretches of like iterations; ``take`` gives the sums since the last time."""
+    """Adds up stretches of like iterations; ``take`` gives the sums since the last call."""
 
     def __init__(self) -> None:
         self._clear()

@@ -12,7 +12,7 @@ def iterations_seconds(iterations: int, one: float, growth: float) -> float:
 
 
 def iterations_within(seconds: float, one: float, growth: float) -> int:
-    """How many such iterations fit into ``seconds``."""
+    """Return how many such iterations fit into ``seconds``."""
     if seconds < one - SAME_TIME_S:
         return 0
     half = one - growth / 2

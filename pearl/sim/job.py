@@ -20,7 +20,7 @@ from pearl.types.trace import TraceEvent
 
 
 class Job(msgspec.Struct, frozen=True):
-    """Settings are complete: nothing of it is looked up again."""
+    """One simulated run to be made. Its settings are complete: nothing is looked up again."""
 
     policy: str
     config: Config
@@ -39,7 +39,7 @@ class StepLine(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one seed. Throughput is over whole steps (paper §6.1)."""
+    """The result of one seed. Throughput is over whole steps (paper §6.1)."""
 
     seed: int
     throughput_tokens_per_s: float
@@ -79,7 +79,8 @@ def make_job(
     trace: tuple[TraceEvent, ...] | None = None,
     horizon_s: float = 7200.0,
 ) -> Job:
-    """The policy's settings go over the file's, the person's over both. ``trace`` None = the config's own.
+    """Build a job: the policy's settings override the file's, the person's override both; ``trace`` None means the
+    config's own.
 
     Raises:
         ConfigError: for settings that are wrong or do not fit each other.
@@ -102,7 +103,7 @@ def make_job(
 
 
 def _profile(name: str | None, config: Config) -> Hardware:
-    """By name, from a file, fitted to a run, or by default the data sheet of the config's model."""
+    """Load the hardware by name, from a file, fitted to a run, or by default the data sheet of the config's model."""
     if name is None:
         return hardware.for_model(config.model.path)
     path = Path(name)
@@ -117,7 +118,7 @@ def _with_pool(config: Config, trace: tuple[TraceEvent, ...], horizon_s: float) 
 
 
 def mean_gpus(trace: tuple[TraceEvent, ...], horizon_s: float) -> float:
-    """Preemptible GPUs there, over the time."""
+    """Return the time average of preemptible GPUs in the trace."""
     if not trace:
         return 0.0
     levels = [(min(at, horizon_s), gpus) for at, gpus in counts(trace)]
@@ -127,7 +128,7 @@ def mean_gpus(trace: tuple[TraceEvent, ...], horizon_s: float) -> float:
 
 
 def _with_hardware(config: Config, profile: Hardware, trace: tuple[TraceEvent, ...]) -> Config:
-    """What the core must know of the machines."""
+    """Set what the core must know of the machines."""
     replace = msgspec.structs.replace
     rollout = replace(
         config.rollout,
@@ -158,7 +159,7 @@ def run(job: Job) -> Result:
 
 
 def result_of(job: Job, simulation: Simulation, finish: commands.Finish) -> Result:
-    """What a simulation that is over came to."""
+    """Sum up a simulation that is over."""
     seconds = simulation.clock.now
     stopped = seconds >= job.horizon_s
     note = "" if stopped else finish.error

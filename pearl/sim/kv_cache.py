@@ -15,7 +15,7 @@ class KvCache:
         self._prompts: dict[int, int] = {}  # prompt -> trajectories here that hold it
 
     def claim(self, trajectory: int, prompt: int, prompt_tokens: int, context_tokens: int) -> int:
-        """A sequence begins to run. Returns how many tokens of its context need no prefill, never all of them."""
+        """Start a sequence and return how many tokens of its context need no prefill, never all of them."""
         kept = self._kept.pop(trajectory, None)
         hit = 0
         if kept is not None:
@@ -32,12 +32,12 @@ class KvCache:
         return 0 if kept is None else kept[1]
 
     def keep(self, trajectory: int, prompt: int, tokens: int) -> None:
-        """A running sequence ended with that much context."""
+        """Keep the prefix of a sequence that ended with that much context."""
         self._kept[trajectory] = (prompt, tokens)
         self.cached_tokens += tokens
 
     def drop(self, prompt: int) -> None:
-        """A running sequence's keys and values are given up."""
+        """Discard a running sequence's keys and values."""
         left = self._prompts[prompt] - 1
         if left:
             self._prompts[prompt] = left
@@ -45,20 +45,20 @@ class KvCache:
             del self._prompts[prompt]
 
     def fit(self, running_tokens: int) -> None:
-        """Let go of the oldest prefixes until what is kept fits beside the running sequences."""
+        """Evict the oldest prefixes until what is kept fits beside the running sequences."""
         while self._kept and running_tokens + self.cached_tokens > self.capacity_tokens:
             _, (prompt, tokens) = self._kept.popitem(last=False)
             self.cached_tokens -= tokens
             self.drop(prompt)
 
     def forget(self, trajectory: int) -> None:
-        """The trajectory comes back no more, or begins again."""
+        """Drop the prefix of a trajectory that ended or starts again."""
         kept = self._kept.pop(trajectory, None)
         if kept is not None:
             self.cached_tokens -= kept[1]
             self.drop(kept[0])
 
     def flush(self) -> None:
-        """New weights: what was computed with the old ones is worth nothing."""
+        """Drop everything: keys and values of old weights are not reused under new ones."""
         for trajectory in list(self._kept):
             self.forget(trajectory)

@@ -22,7 +22,7 @@ class StepResult(msgspec.Struct, frozen=True):
 
 
 class MetricsCollector:
-    """Takes the core's reports."""
+    """Collects the core's reports."""
 
     def __init__(self) -> None:
         self.steps: list[StepResult] = []
@@ -48,7 +48,7 @@ class MetricsCollector:
 
     @property
     def throughput(self) -> float:
-        """Of all whole steps together."""
+        """Tokens a second over all whole steps together."""
         seconds = sum(step.seconds for step in self.steps)
         tokens = sum(step.tokens_generated + step.tokens_trained for step in self.steps)
         return tokens / seconds if seconds else 0.0

@@ -15,7 +15,7 @@ from pearl.types.ids import AttemptId
 
 
 class Party(Protocol):
-    """One of the two workers."""
+    """One of the two workers of a pair."""
 
     @property
     def engine(self) -> Engine: ...
@@ -36,7 +36,7 @@ class _Stage:
         self.link: SharedLink | None = None
 
     def cancel(self) -> None:
-        """On the link that it travels on, whatever has become of its worker."""
+        """Cancel the transfer on the link it uses, whatever has become of its worker."""
         if self.link is not None:
             self.link.cancel(self.flow)
 
@@ -51,13 +51,14 @@ class Pairs:
         return SharedLink(self._clock, self._speed.kv_bandwidth_bytes_per_s)
 
     def begin(self, request: Request, prefill: Party | None, decode: Party) -> None:
-        """``prefill`` None: it died just now, and the decode stage waits until it is told so."""
+        """Start a pair; ``prefill`` None: that worker has just died, and the decode stage waits until the core
+        aborts it."""
         self._waiting[request.attempt] = _Stage(request, prefill, decode)
         if prefill is not None:
             prefill.engine.add(request._replace(part="prefill"))
 
     def prefilled(self, attempt: AttemptId) -> None:
-        """The first stage is done: send what the decode worker lacks."""
+        """Finish the prefill stage: send what the decode worker lacks."""
         stage = self._waiting.get(attempt)
         if stage is None or stage.prefill is None:
             return  # the decode stage was aborted
@@ -72,7 +73,7 @@ class Pairs:
         stage.decode.engine.add(stage.request._replace(part="decode"))
 
     def abort(self, attempt: AttemptId, decode: Party) -> Progress | None:
-        """End a decode stage that waits; None when there is none of that attempt there."""
+        """End a decode stage that waits; returns None when that attempt has none there."""
         stage = self._waiting.get(attempt)
         if stage is None or stage.decode is not decode:
             return None
@@ -85,8 +86,8 @@ class Pairs:
         return [ended for attempt in attempts if (ended := self.abort(attempt, decode)) is not None]
 
     def break_off(self, prefill: Party) -> list[tuple[Party, Progress]]:
-        """The prefill worker is gone. What it was sending fails at the decode workers; what it had not begun to send
-        waits on until it is aborted."""
+        """End all that a dead prefill worker was sending: it fails at the decode workers. What it had not begun to
+        send waits on until it is aborted."""
         broken = []
         for attempt, stage in list(self._waiting.items()):
             if stage.prefill is prefill:

@@ -11,8 +11,8 @@ from pearl.config.suggestions import nearest
 
 
 class Policy(NamedTuple):
-    """``overrides`` are written as on the command line. ``pool_of_trace``: instead of preemptible GPUs it has as many
-    reserved ones as the trace has on average, rounded up to whole workers."""
+    """A named policy. ``overrides`` are written as on the command line; with ``pool_of_trace`` it has, instead of
+    preemptible GPUs, as many reserved ones as the trace has on average, rounded up to whole workers."""
 
     overrides: tuple[str, ...]
     about: str
@@ -79,7 +79,7 @@ _POINTS = {
 
 
 def find(name: str) -> Policy:
-    """ConfigError, with a suggestion, when there is none of that name."""
+    """Find a policy by name; raises ConfigError with a suggestion when there is none."""
     if name in POLICIES:
         return POLICIES[name]
     if name in _ALIASES:

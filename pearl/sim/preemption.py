@@ -81,7 +81,7 @@ class Preemption:
             self.left_out.append(f"{event.action}{which} at {self._clock.now:g} s: {missing} GPU(s) too many")
 
     def returned(self, command: commands.ReturnGpus) -> None:
-        """Given back: nothing is left to do here, they count as gone since the notice."""
+        """Note a return; the GPUs count as gone since the notice."""
 
     def _count(self) -> None:
         self._gpu_seconds += len(self._present) * (self._clock.now - self._since_s)
@@ -89,12 +89,13 @@ class Preemption:
 
     @property
     def gpu_seconds(self) -> float:
-        """Of preemptible GPUs present, until now."""
+        """Return the GPU-seconds of preemptible GPUs present until now."""
         self._count()
         return self._gpu_seconds
 
 
 def preemptible_gpus(config: Config) -> list[GpuId]:
-    """Those of the core's own host, after the training GPUs and the dedicated workers'."""
+    """Return the preemptible GPUs of the coordinator's own host, after those of training and of the dedicated
+    workers."""
     first = config.training.num_ranks + config.rollout.num_workers * config.rollout.gpus_per_worker
     return [GpuId(f"local/{first + i}") for i in range(config.elastic.preemptible_gpus)]

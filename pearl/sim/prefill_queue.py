@@ -8,7 +8,8 @@ from pearl.types.ids import AttemptId
 
 
 class PrefillQueue:
-    """``context`` is of the admitted sequences, ``chunk`` what the running pass prefills of whom."""
+    """The queue. ``context`` is the sum over admitted sequences, ``chunk`` what the running iteration prefills of
+    whom."""
 
     __slots__ = ("_speed", "admitted", "chunk", "chunk_seconds", "context", "waiting")
 
@@ -25,13 +26,13 @@ class PrefillQueue:
         self.admitted.append(sequence)
 
     def leave(self) -> Sequence:
-        """The first of the admitted has nothing to prefill any more."""
+        """Remove the first admitted sequence, which is wholly prefilled."""
         sequence = self.admitted.popleft()
         self.context -= sequence.context
         return sequence
 
     def fill_chunk(self) -> None:
-        """Up to a chunk of what is to be prefilled, in the order of arrival."""
+        """Fill up to a chunk with tokens to be prefilled, in the order of arrival."""
         speed, room, seconds = self._speed, self._speed.prefill_chunk_tokens, 0.0
         for sequence in self.admitted:
             tokens = min(room, sequence.to_prefill)
@@ -47,7 +48,7 @@ class PrefillQueue:
         self.chunk_seconds = seconds
 
     def end_chunk(self) -> int:
-        """The chunk is computed; returns its tokens. Those that are whole stay first in ``admitted``."""
+        """Finish the chunk and return its tokens; sequences that are whole stay first in ``admitted``."""
         total = 0
         for sequence, tokens in self.chunk:
             sequence.prefilled += tokens
@@ -64,7 +65,8 @@ class PrefillQueue:
         return None
 
     def take_out(self, sequence: Sequence) -> bool:
-        """Returns whether it was admitted. An iteration that computes it goes on without it, for no less time."""
+        """Remove a sequence and return whether it was admitted. An iteration that computes it continues without
+        it, for no less time."""
         if sequence not in self.admitted:
             self.waiting.remove(sequence)
             return False

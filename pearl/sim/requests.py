@@ -1,4 +1,4 @@
-"""What an engine is asked for, and what it has done of it."""
+"""The request an engine gets, and its progress on that engine."""
 
 from typing import Literal, NamedTuple
 
@@ -22,7 +22,7 @@ class Request(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """What an attempt has made and prefilled here; ``finish`` None while it goes on."""
+    """Tokens that an attempt has made and prefilled here; ``finish`` is None while it runs."""
 
     request: Request
     made: int
@@ -45,5 +45,5 @@ class Sequence:
 
     @property
     def context(self) -> int:
-        """At its last joining."""
+        """Tokens of context when it last joined the batch."""
         return self.request.context_tokens + self.made

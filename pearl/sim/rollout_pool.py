@@ -1,4 +1,4 @@
-"""Rollout workers on the virtual clock: their lives, their weights, and the frames that they send."""
+"""Rollout workers on the virtual clock: their incarnations, their weights, and the frames that they send."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ TALLY_PERIOD_S = 5.0
 
 
 class Worker:
-    """One life of a slot. ``life`` changes when what was under way is void."""
+    """One incarnation of a slot. ``life`` changes when what was under way is void."""
 
     __slots__ = (
         "begin_s",
@@ -90,7 +90,7 @@ class RolloutPool:
             self._clock.after(seconds, lambda: self._die(worker, "died at random"))
 
     def _die(self, worker: Worker, reason: str) -> None:
-        """What its frames had not brought is lost."""
+        """End a worker suddenly; tokens that its frames had not carried are lost."""
         if self._workers.get(worker.slot) is not worker:
             return
         made_lately = self._flush(worker)
@@ -99,7 +99,7 @@ class RolloutPool:
         self._clock.after(self._costs.reaction, lambda: self._post(lost))
 
     def _flush(self, worker: Worker) -> int:
-        """Send all but the last frame's tokens. Returns how many those are."""
+        """Send all but the last frame's tokens and return how many those are."""
         frame_tokens = int(FRAME_SECONDS / self._hardware.worker.decode_fixed_seconds)
         deltas, lost = [], 0
         for one in worker.engine.progress():
@@ -190,7 +190,7 @@ class RolloutPool:
                 self._pairs.prefilled(one.request.attempt)
 
     def _delta(self, worker: Worker, progress: Progress) -> TokenDelta:
-        """Also counts its tokens where they are stored."""
+        """Build the frame's delta and count its tokens where they are stored."""
         version, count, request = worker.version, progress.made, progress.request
         assert version is not None
         if not count:
@@ -210,7 +210,8 @@ class RolloutPool:
     # weights
 
     def update(self, command: commands.UpdateWeights) -> None:
-        """The first weights come with everything that joining takes; later ones arrive while the engine goes on."""
+        """Update weights. The first ones come with all that joining takes; later ones arrive while the engine
+        runs."""
         worker = self._current(command.slot, command.incarnation)
         if worker is None:
             return
@@ -221,7 +222,7 @@ class RolloutPool:
             self._later(worker, self._costs.weight_transfer, lambda: self._load(worker, command.mode, proof))
 
     def _load(self, worker: Worker, mode: UpdateMode, proof: Action) -> None:
-        """Transferred: bring the engine to a stop as the mode says, and load."""
+        """Load transferred weights after bringing the engine to a stop as the mode says."""
         load_s = self._costs.weight_load
         if mode == "drain" and not worker.engine.is_idle:
             self._later(worker, FRAME_SECONDS, lambda: self._load(worker, mode, proof))
@@ -274,7 +275,7 @@ class RolloutPool:
     # roles
 
     def set_role(self, command: commands.SetRole) -> None:
-        """Of a drained worker: its KV is forgotten."""
+        """Change the role of a drained worker; its KV is dropped."""
         worker = self._current(command.slot, command.incarnation)
         if worker is None:
             return
@@ -291,7 +292,7 @@ class RolloutPool:
     # shares
 
     def busy_and_held_seconds(self) -> tuple[float, float]:
-        """Engine seconds with work, and worker seconds with device memory, until now."""
+        """Return engine seconds with work, and worker seconds with device memory, until now."""
         busy, held = self._busy_s, self._held_s
         for worker in self._workers.values():
             busy += worker.engine.busy_seconds
@@ -308,7 +309,7 @@ class RolloutPool:
         return worker if worker is not None and worker.incarnation == incarnation else None
 
     def _later(self, worker: Worker, seconds: float, action: Action) -> None:
-        """Unless that life has ended meanwhile, or what was under way became void."""
+        """Schedule an action that is skipped when the incarnation has ended or what was under way became void."""
         life = worker.life
 
         def act() -> None:

@@ -61,7 +61,8 @@ class Simulation:
         self._answers = self._table()
 
     def run(self, horizon_s: float, on_progress: Callable[[float], None] | None = None) -> commands.Finish:
-        """Until the run is over or ``horizon_s`` has passed; the rest of a step that was under way is not counted."""
+        """Run until the job is over or ``horizon_s`` has passed; a step that is cut off by the horizon is not
+        counted."""
         self._pending.append(events.Started((0,), 0, 0, False))
         self.preemption.begin()
         self._drain()
@@ -76,7 +77,7 @@ class Simulation:
         return self.finish
 
     def _step(self, horizon_s: float) -> bool:
-        """Let the next thing happen; False when nothing does before the horizon."""
+        """Run the next action; False when there is none before the horizon."""
         due, wakeup = self.clock.next_time(), self._wakeup
         if wakeup is not None and (due is None or wakeup < due):
             if wakeup >= horizon_s:

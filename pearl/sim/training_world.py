@@ -11,7 +11,7 @@ from pearl.types.weights import Version
 
 
 def checksum(version: Version) -> str:
-    """Proof of a version: who loaded the same weights has the same."""
+    """Return the checksum of a version: workers with the same weights have the same."""
     return f"weights-{version}"
 
 
@@ -70,7 +70,7 @@ class TrainingWorld:
         self._answer(command.incarnation, self._costs.exit, lost)
 
     def _answer(self, incarnation: Incarnation, seconds: float, event: AnyEvent) -> None:
-        """Unless that life has ended meanwhile."""
+        """Schedule an event unless that incarnation has ended meanwhile."""
 
         def answer() -> None:
             if self._incarnation == incarnation:

@@ -21,7 +21,7 @@ class SharedLink:
         self._life = 0  # of the scheduled end; another is void
 
     def send(self, num_bytes: float, on_arrived: Action) -> int:
-        """Begin; returns the flow's number for ``cancel``."""
+        """Begin a transfer; returns its number for ``cancel``."""
         self._catch_up()
         self._next += 1
         self._flows[self._next] = on_arrived
@@ -30,7 +30,7 @@ class SharedLink:
         return self._next
 
     def cancel(self, flow: int) -> None:
-        """Nothing when it has arrived."""
+        """Cancel a transfer; does nothing when it has arrived."""
         if flow in self._flows:
             self._catch_up()
             del self._flows[flow]

@@ -1,4 +1,4 @@
-"""What trajectories look like: their prompts, turns, and how long their environments take.
+"""Scripts of trajectories: their prompts, turns, and how long their environments take.
 
 A trajectory's script depends on the seed, the workload and its own number only: every policy meets the same work, and
 a trajectory that starts again meets its own again.
@@ -37,7 +37,7 @@ class Workload(Protocol):
 
 
 class EnvLatency(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Seconds of a turn: most commands are quick; some (a test run) take long."""
+    """Seconds of an environment's turn: most commands are quick; some (a test run) take long."""
 
     quick_median: float = 0.35
     quick_sigma: float = 0.6
@@ -59,7 +59,7 @@ class EnvLatency(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Jitter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How members of one group differ."""
+    """How much members of one group differ."""
 
     rank: float = (
         0.3  # sigma of a member's place among all recordings by length, where 0 is shortest and 1 longest
@@ -79,7 +79,8 @@ class Recording(msgspec.Struct, frozen=True):
 
 
 class Resampled:
-    """A task has a place among the recordings by length; its group's members are recordings from around that place.
+    """Resamples recordings: a task has a place among them by length, its group's members are recordings from
+    around it.
 
     Over all tasks every recording is as frequent as any other, while the members of a group resemble each other.
     """
@@ -106,7 +107,7 @@ class Resampled:
         return Script(self._at(place).prompt_tokens, self._latency.reset, turns)
 
     def _at(self, place: float) -> Recording:
-        """Places beyond an end are mirrored there, so that all stay equally frequent."""
+        """Return the recording at a place; places beyond an end are mirrored, so that all stay equally frequent."""
         place %= 2.0
         place = 2.0 - place if place > 1.0 else place
         count = len(self._recordings)
@@ -122,7 +123,7 @@ class Resampled:
 
 
 class Replayed:
-    """The trajectories of a run, each as it was; others are drawn from them."""
+    """Replays the trajectories of a run, each as it was; further ones are drawn from them."""
 
     def __init__(self, name: str, recordings: dict[int, Recording], seed: int) -> None:
         assert recordings
@@ -145,7 +146,8 @@ class Replayed:
 
 
 class Synthetic:
-    """Drawn from a profile's means: lognormal turns and tokens, ``num_turns`` being the expected longest of a batch."""
+    """Draws from a profile's means: lognormal turns and tokens, ``num_turns`` being the expected longest of a
+    batch."""
 
     def __init__(self, name: str, seed: int, workload: "SyntheticWorkload") -> None:
         self._name = name

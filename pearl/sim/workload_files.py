@@ -55,8 +55,8 @@ class TrainedTrajectory(msgspec.Struct):
 
 
 def load(name: str, seed: int) -> Workload:
-    """``swebench``, a ``.json.gz`` of recorded trajectories, a profile (``.json``), a ``trajectories.jsonl`` or a run
-    directory that holds one.
+    """Load a workload: ``swebench``, a ``.json.gz`` of recorded trajectories, a profile (``.json``), a
+    ``trajectories.jsonl`` or a run directory that holds one.
 
     Raises:
         ConfigError: there is none, or something in it is wrong.
@@ -124,7 +124,8 @@ def _of_profile(path: Path, seed: int) -> Workload:
 
 
 def _expected_maximum(count: float) -> float:
-    """Of that many standard normals, to a few percent: the quantile at (n - 0.375) / (n + 0.25)."""
+    """Return the expected maximum of that many standard normals, to a few percent: the quantile at (n - 0.375) /
+    (n + 0.25)."""
     from statistics import NormalDist
 
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25)) if count > 1 else 0.0
@@ -139,7 +140,7 @@ def _of_run(path: Path, seed: int) -> Workload:
 
 
 def _lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    """With their numbers; however the file was saved, and without blank ones."""
+    """Return the lines with their numbers, however the file was saved, without blank ones."""
     with path.open("rb") as file:
         text = _bounded(path, file.read(MAX_BYTES + 1)).removeprefix(codecs.BOM_UTF8)
     found = []

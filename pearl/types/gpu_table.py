@@ -1,4 +1,4 @@
-"""Who may use each GPU now: ownership is a lease a GPU (DESIGN §3). The core is the only writer."""
+"""Who may use each GPU now: ownership is a lease a GPU. The core is the only writer."""
 
 from typing import Literal
 

@@ -1,6 +1,6 @@
 """What decisions are computed from: the workload of a batch and the speed of the platform (paper §4.2-§4.3).
 
-Also the profile file of ``pearl decide`` and the simulator (DESIGN §9): ``{"workload": {...}, "platform": {...}}``.
+Also the profile file of ``pearl decide`` and the simulator: ``{"workload": {...}, "platform": {...}}``.
 """
 
 import msgspec

@@ -1,4 +1,4 @@
-"""Cohorts: step k trains exactly cohort k, fixed when dispatched (DESIGN, cohorts and staleness).
+"""Cohorts: step k trains exactly cohort k, fixed when dispatched.
 
 Invariants: a cohort's members are opened in prompt order; each is finished exactly once; batch k is cohort k, whole.
 Cohort k may be opened once the trainer's version >= k - bound, so staleness is bounded by construction.

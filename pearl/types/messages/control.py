@@ -61,7 +61,7 @@ class AgentReport(msgspec.Struct, frozen=True, tag=True):
 
 
 class Notice(msgspec.Struct, frozen=True, tag=True):
-    """Notification by an agent whose host is about to be taken away: it must be free of us within the grace."""
+    """An agent announces that its host will be taken away: the run must be off it within the grace."""
 
     grace_s: float
     reason: str
@@ -74,7 +74,7 @@ class Leaving(msgspec.Struct, frozen=True, tag=True):
 
 
 class GpusReturned(msgspec.Struct, frozen=True, tag=True):
-    """Notification to an agent: nothing of the run uses these GPUs of its host any more."""
+    """The coordinator confirms to an agent that nothing of the run uses these GPUs of its host any more."""
 
     gpus: tuple[str, ...]
 
@@ -134,7 +134,7 @@ class StopGroupReply(msgspec.Struct, frozen=True, tag=True):
 
 
 class GroupExited(msgspec.Struct, frozen=True, tag=True):
-    """Notification by the agent when a group is gone, wanted or not; ``log_tail`` helps to say why."""
+    """An agent reports that a process group has exited, planned or not; ``log_tail`` helps to say why."""
 
     group: str
     exit_code: int | None
@@ -148,7 +148,7 @@ class StatusRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class StatusReply(msgspec.Struct, frozen=True, tag=True):
-    json: bytes  # DESIGN §9: step, weight_version, workers
+    json: bytes  # what `pearl status --json` prints
 
 
 class Ack(msgspec.Struct, frozen=True, tag=True):

@@ -19,7 +19,7 @@ from pearl.types.weights import BucketSpec, Version
 from pearl.workers.rollout.request_checks import role_mismatch
 from pearl.workers.rollout.sglang.attempt import Attempt, MalformedError, Piece, finish_of, read_event
 from pearl.workers.rollout.sglang.client import complaint
-from pearl.workers.rollout.sglang.http_parser import AnswerParser, EventSplitter, HttpError
+from pearl.workers.rollout.sglang.http_exchange import EventSplitter, HttpError, HttpExchange
 from pearl.workers.rollout.sglang.iteration_meter import IterationMeter
 from pearl.workers.rollout.sglang.model_files import Model, write_model
 from pearl.workers.rollout.sglang.requests import invalid_reason
@@ -158,21 +158,31 @@ def test_an_answer_in_pieces_of_any_size(size: int) -> None:
         b"%x\r\n%s\r\n" % (len(body[i : i + 5]), body[i : i + 5]) for i in range(0, len(body), 5)
     )
     data = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
-    parser, events, found = AnswerParser(), EventSplitter(), []
+    parser, events, found = exchange(), EventSplitter(), []
     for start in range(0, len(data), size):
         found += events.feed(parser.feed(data[start : start + size]))
     assert (parser.status, parser.is_done, found) == (200, True, [{"a": 1}, {"b": 2}])
 
 
-def test_answers_that_are_cut_or_are_none() -> None:
-    parser = AnswerParser()
-    assert parser.feed(b"HTTP/1.1 400 Bad\r\nContent-Length: 9\r\n\r\nnot ") == b"not "
-    with pytest.raises(HttpError, match="in the middle"):
-        parser.close()
-    with pytest.raises(HttpError, match="no answer of HTTP"):
-        AnswerParser().feed(b"SSH-2.0\r\n\r\n")
-    with pytest.raises(HttpError, match="no JSON"):
+def exchange() -> HttpExchange:
+    return HttpExchange("GET", "/health", None, host="127.0.0.1:1")
+
+
+def test_answers_that_are_cut_off_or_malformed_are_refused() -> None:
+    answer = exchange()
+    assert answer.feed(b"HTTP/1.1 400 Bad\r\nContent-Length: 9\r\n\r\nnot ") == b"not "
+    assert answer.status == 400
+    with pytest.raises(HttpError, match="received 4 bytes, expected 9"):
+        answer.feed(b"")
+    with pytest.raises(HttpError, match="closed the connection before"):
+        exchange().feed(b"")
+    with pytest.raises(HttpError, match="not a valid HTTP answer"):
+        exchange().feed(b"SSH-2.0\r\n\r\n")
+    with pytest.raises(HttpError, match="not JSON"):
         EventSplitter().feed(b"data: {\n\n")
+    sent = HttpExchange("POST", "/generate", {"a": [1]}, host="127.0.0.1:1").request
+    assert sent.startswith(b"POST /generate HTTP/1.1\r\n")
+    assert sent.endswith(b'{"a": [1]}')
     assert complaint({"error": {"message": "too\nlong"}}) == "too long"
 
 
@@ -307,7 +317,7 @@ def test_draws_inside_sglang_are_those_of_the_torch_engine() -> None:
 
 
 class Fused(torch.nn.Module):
-    """PairStage of a model, as the second of two ranks serves it; ``broken`` loads one value wrongly."""
+    """Half of a model, as the second of two ranks serves it; ``broken`` loads one value wrongly."""
 
     def __init__(self, broken: bool = False) -> None:
         super().__init__()

@@ -40,7 +40,7 @@ class Attempt:
     emit: Emit
     stage: Literal["prefill", "decode"] | None = None
     generated: list[int] = field(default_factory=list)
-    """Notification on already."""
+    """Passed on already."""
     rid: str = ""
     """Of its request in SGLang; "" = it has none now."""
     num_known: int = 0

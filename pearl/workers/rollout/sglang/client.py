@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
-from pearl.workers.rollout.sglang.http_parser import AnswerParser, EventSplitter, HttpError
+from pearl.workers.rollout.sglang.http_exchange import EventSplitter, HttpError, HttpExchange
 
 HOST = "127.0.0.1"
 CONNECT_LIMIT_S = 5.0
@@ -30,24 +30,23 @@ class Answer(NamedTuple):
 
 OnEvent = Callable[[Any], None]
 OnEnd = Callable[[str], None]
-"""Notification once: "" after a whole answer, else what went wrong."""
+"""Called once with "" after a whole answer, else what went wrong."""
 
 
 class Stream(asyncio.Protocol):
-    """One request that is answered by events."""
+    """One request that is answered by a stream of events."""
 
-    def __init__(self, request: bytes, on_event: OnEvent, on_end: OnEnd) -> None:
-        self._request = request
+    def __init__(self, exchange: HttpExchange, on_event: OnEvent, on_end: OnEnd) -> None:
+        self._answer = exchange
         self._on_event = on_event
         self._on_end: OnEnd | None = on_end
-        self._answer = AnswerParser()
         self._events = EventSplitter()
         self._text = b""  # of an answer that is no stream
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's own is no subclass
-        self._transport.write(self._request)
+        self._transport.write(self._answer.request)
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -110,11 +109,11 @@ class Client:
     async def stream(self, path: str, body: Any, on_event: OnEvent, on_end: OnEnd) -> Stream:
         """Raises ServerError when the server cannot be reached."""
         loop = asyncio.get_running_loop()
-        request = self._request("POST", path, body)
+        exchange = self._exchange("POST", path, body)
         try:
             async with asyncio.timeout(CONNECT_LIMIT_S):
                 _, stream = await loop.create_connection(
-                    lambda: Stream(request, on_event, on_end), HOST, self.port
+                    lambda: Stream(exchange, on_event, on_end), HOST, self.port
                 )
         except OSError as error:  # TimeoutError is one
             raise ServerError(f"POST {path}: {error}") from error
@@ -123,24 +122,17 @@ class Client:
     async def _call(self, method: str, path: str, body: Any) -> Answer:
         reader, writer = await asyncio.open_connection(HOST, self.port)
         try:
-            writer.write(self._request(method, path, body))
-            parser, text = AnswerParser(), b""
-            while not parser.is_done:
-                data = await reader.read(1 << 16)
-                text += parser.feed(data)
-                if not data:
-                    parser.close()
-            return Answer(parser.status, _decoded(text))
+            exchange = self._exchange(method, path, body)
+            writer.write(exchange.request)
+            text = bytearray()
+            while not exchange.is_done:
+                text += exchange.feed(await reader.read(1 << 16))
+            return Answer(exchange.status, _decoded(bytes(text)))
         finally:
             writer.close()
 
-    def _request(self, method: str, path: str, body: Any) -> bytes:
-        content = b"" if body is None else json.dumps(body).encode()
-        head = (
-            f"{method} {path} HTTP/1.1\r\nHost: {HOST}:{self.port}\r\nConnection: close\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-        )
-        return head.encode() + content
+    def _exchange(self, method: str, path: str, body: Any) -> HttpExchange:
+        return HttpExchange(method, path, body, host=f"{HOST}:{self.port}")
 
 
 def complaint(value: Any) -> str:

@@ -39,7 +39,7 @@ class RequestManager:
         self.on_landed: Callable[[Attempt], None] = lambda attempt: None
         """The first token of a decode stage came: its KV is here."""
         self.on_end: Callable[[Attempt, str], None] = lambda attempt, reason: None
-        """Notification before an attempt's last delta is."""
+        """Called before an attempt's last delta is delivered."""
         self._group = group
         self.live: dict[int, Attempt] = {}
         self.api: SglangApi | None = None
