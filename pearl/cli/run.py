@@ -19,7 +19,7 @@ from pearl.service.coordinator_process import check_address, load_trace
 from pearl.types.config import Config, RunConfig
 
 EXIT_USAGE = 2
-OF_NO_RUN = {"run_id", "logs", "coordinator.log", "metrics.jsonl", "trajectories.jsonl"}
+OF_NO_RUN = {"run_id", "identity.json", "logs", "coordinator.log", "metrics.jsonl", "trajectories.jsonl"}
 """What a run leaves that never began."""
 
 
