@@ -57,6 +57,7 @@ class TrainingClient:
         self._announce = say
         self._reach_step = reach_step
         self.snapshot: Snapshot | None = None  # the newest; None while no training world holds one
+        self.checkpoint_step: int | None = None  # of the newest checkpoint that was written here
         self._peer = ""  # of the newest process
         self._is_comparing = config.agreement.at_start and config.training.engine != "emulated"
 
@@ -144,6 +145,8 @@ class TrainingClient:
             process.terminate(f"step {command.step} failed: {error}")
             return
         self.snapshot = snapshot = reply.snapshot
+        if reply.checkpoint_step is not None:
+            self.checkpoint_step = reply.checkpoint_step
         await self._inbox.put(
             events.TrainFinished(
                 command.op,
