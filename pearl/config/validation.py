@@ -301,7 +301,7 @@ def _sglang(config: Config) -> Iterator[str]:
 
 
 def _has_sglang(python: str) -> bool:
-    """Not imported: that would take many seconds."""
+    """Check for SGLang without importing it, which would take many seconds."""
     code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('sglang') is None)"
     try:
         result = subprocess.run([python, "-c", code], capture_output=True, check=False, timeout=PROBE_LIMIT_S)
