@@ -12,7 +12,7 @@ from pearl.config.schema import ConfigError, show
 from pearl.config.suggestions import nearest
 from pearl.types.config import Config
 
-BUILT_IN_ENVIRONMENTS = ("bugfix", "emulated")
+BUILT_IN_ENVIRONMENTS = ("bugfix", "emulated", "harness")
 PROBE_LIMIT_S = 30.0
 
 AT_LEAST: dict[str, dict[str, int]] = {
@@ -182,7 +182,8 @@ def _environment(config: Config) -> Iterator[str]:
         return
     guess = nearest(name, BUILT_IN_ENVIRONMENTS)
     way_out = f'did you mean "{guess}"?' if guess else f"built in: {', '.join(BUILT_IN_ENVIRONMENTS)}"
-    yield f'environment.name: "{name}" is unknown; {way_out} (your own: "package.module:Class")'
+    own = '"package.module:Class" or "package.module:rollout"'
+    yield f'environment.name: "{name}" is unknown; {way_out} (your own: {own})'
 
 
 def _rollout(config: Config) -> Iterator[str]:
@@ -298,7 +299,7 @@ def _sglang(config: Config) -> Iterator[str]:
 
 
 def _has_sglang(python: str) -> bool:
-    """Not imported: that would take many seconds."""
+    """Check for SGLang without importing it, which would take many seconds."""
     code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('sglang') is None)"
     try:
         result = subprocess.run([python, "-c", code], capture_output=True, check=False, timeout=PROBE_LIMIT_S)

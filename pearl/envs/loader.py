@@ -14,6 +14,7 @@ T = TypeVar("T")
 BUILT_IN = {
     "bugfix": "pearl.envs.bugfix:BugfixEnvironment",
     "emulated": "pearl.envs.emulated:EmulatedEnvironment",
+    "harness": "pearl.envs.agents.harness:make_harness_environment",
 }
 
 Options = Mapping[str, int | float | str | bool]
@@ -27,6 +28,10 @@ def load_environment(name: str, options: Options, model_path: str = "") -> Envir
     Raises:
         ValueError: the name or an option is wrong; the message has key, value and the way out.
     """
+    if name == "harness":
+        from pearl.envs.agents.harness import make_harness_environment
+
+        return make_harness_environment(options, model_path)
     made = _find(name)
     if not isinstance(made, type):
         from pearl.envs.agents.rollout import make_rollout_environment
@@ -57,7 +62,7 @@ def _find(name: str) -> type | Callable[[Any, Any], Awaitable[float]]:
     if not colon or not module_name or not class_name:
         raise ValueError(
             f'environment.name = "{name}" is unknown; built in: {", ".join(BUILT_IN)} '
-            '(your own: "package.module:Class")'
+            '(your own: "package.module:Class" or "package.module:rollout")'
         )
     try:
         module = importlib.import_module(module_name)

@@ -95,6 +95,7 @@ class TrainingConfig(Section, frozen=True):
     updates_per_step: int = 1  # optimizer steps a batch; groups are dealt to them in prompt order
     normalize_by_std: bool = True  # group advantage / (std + 1e-6); False = mean only
     tokens_per_micro_batch: int = 8192
+    activation_checkpointing: bool = True  # layers are computed again in the backward pass: memory for time
     checkpoint_every: int = 1  # steps
     keep_checkpoints: int = 2
     shuffle_advantages: bool = False  # control experiment: nothing must be learnt

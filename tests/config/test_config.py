@@ -190,7 +190,7 @@ def test_nothing_is_an_empty_text(tmp_path: Path) -> None:
         (["model.head_dim=7"], "is odd"),
         (['model.path=""'], "model.path: is empty"),
         (["environment.name=bugfx"], 'did you mean "bugfix"?'),
-        (["environment.name=chess"], "built in: bugfix"),
+        (["environment.name=zork"], "built in: bugfix"),
         (["runtime.address=localhost:3"], "is not tcp://HOST:PORT"),
         (["runtime.address=tcp://h:99999"], "is not tcp://HOST:PORT"),
         (["runtime.heartbeat_timeout_s=0.6"], "less than two heartbeats"),

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from pearl.envs.agents.errors import TruncatedError
 from pearl.envs.agents.exchange import AgentCounters, Exchange, Prompt, Truncation
+from pearl.envs.agents.gateway import Gateway
 from pearl.envs.agents.tasks import TaskSets
 from pearl.envs.protocol import EnvironmentSpec, EpisodeLimits, InfrastructureError, Observation, Split
 from pearl.envs.sandbox_thread import describe
@@ -36,14 +37,24 @@ class Outcome(NamedTuple):
 
 
 class AgentEnvironment:
-    def __init__(self, agent: Agent, tasks: TaskSets, proven: ProvenChat) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        tasks: TaskSets,
+        proven: ProvenChat,
+        counters: AgentCounters | None = None,
+        gateway: Gateway | None = None,
+    ) -> None:
+        """The gateway, where the agents need one, is up while episodes are open."""
         self._agent = agent
+        self._gateway = gateway
+        self._failure = "the environment worker is ending"
         self._tasks = tasks
         self._proven = proven
         self._limits = EpisodeLimits()
         self._group: asyncio.TaskGroup | None = None
         self._started = asyncio.Event()
-        self.counters = AgentCounters()
+        self.counters = counters or AgentCounters()
 
     def set_limits(self, limits: EpisodeLimits) -> None:
         self._limits = limits
@@ -63,18 +74,27 @@ class AgentEnvironment:
     async def serve(self) -> None:
         """Own the agents' tasks, until cancelled."""
         try:
-            async with asyncio.TaskGroup() as self._group:
+            async with asyncio.TaskGroup() as group:
+                if self._gateway is not None:
+                    await self._gateway.start(group)
+                self._group = group
                 self._started.set()
-                await asyncio.Event().wait()
+                await asyncio.Event().wait()  # until cancelled
+        except OSError as error:
+            self._failure = f"the agents' endpoint cannot listen: {error}"
+            raise
         finally:
             self._group = None
+            self._started.set()
+            if self._gateway is not None:
+                await self._gateway.stop()
             log.info("agents: %s", self.counters)
 
     async def start_agent(self, task: Any, exchange: Exchange) -> asyncio.Task[Outcome]:
         async with asyncio.timeout(START_LIMIT_S):
             await self._started.wait()
         if self._group is None:
-            raise InfrastructureError("the environment worker is ending")
+            raise InfrastructureError(self._failure)
         return self._group.create_task(_contained(self._agent, task, exchange), name="agent")
 
 
@@ -112,6 +132,8 @@ class AgentEpisode:
         if agent.cancelled():
             raise InfrastructureError("the environment worker is ending")
         reward, error = agent.result()
+        if self._exchange.broken:
+            raise InfrastructureError(self._exchange.broken)
         if error is None:
             return _checked(reward)
         if self._exchange.truncated is not None and _passes_on(error):

@@ -29,10 +29,10 @@ from pearl.envs.agents.errors import (
     RequestError,
     TrajectoryEndedError,
 )
-from pearl.envs.protocol import EpisodeLimits
+from pearl.envs.protocol import EpisodeLimits, InfrastructureError
 from pearl.envs.text.chat import Chat
 from pearl.envs.text.conversation import Conversation
-from pearl.envs.text.messages import is_same
+from pearl.envs.text.messages import Message, is_same
 from pearl.envs.text.options import ProvenChat
 
 
@@ -78,11 +78,20 @@ class Exchange:
         self._open: _Open | None = None
         self._closed = False
         self.truncated: RequestError | None = None
+        self.was_truncated = asyncio.Event()
         self.edited = ""  # why a request was refused as an edited history
+        self.broken = ""  # why PEARL could not answer a request that is in order
 
     @property
     def is_closed(self) -> bool:
         return self._closed
+
+    @property
+    def num_answers(self) -> int:
+        return self._conversation.num_answers
+
+    def messages(self) -> list[Message]:
+        return list(self._conversation.messages)
 
     # the agent's side
 
@@ -101,6 +110,9 @@ class Exchange:
             except EditedHistoryError as error:
                 self._counters.edited_histories += 1
                 self.edited = str(error)
+                raise
+            except InfrastructureError as error:
+                self.broken = str(error)
                 raise
             self._open = opened = _Open(request, asyncio.Event())
             self._offer(Prompt(ids))
@@ -161,6 +173,7 @@ class Exchange:
 
     def _truncate(self, error: RequestError, ids: list[int]) -> None:
         self.truncated = error
+        self.was_truncated.set()
         self._counters.truncated += 1
         self._offer(Truncation(ids))
         raise error

@@ -28,8 +28,8 @@ class Conversation:
 
     def begin(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         """The first prompt's ids."""
+        ids = self._chat.prompt(messages, tools)
         self.messages, self.tools = list(messages), list(tools)
-        ids = self._chat.prompt(self.messages, self.tools)
         self.num_tokens = len(ids)
         return ids
 

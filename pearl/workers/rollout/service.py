@@ -61,7 +61,7 @@ class RolloutService:
         self._num_changes = 0
 
     def connect(self, peer: RpcClient) -> None:
-        """Where frames go that must be out before an answer."""
+        """Set the client that sends frames, which must be out before an answer."""
         self._requests.connect(peer)
 
     async def start(self) -> None:
@@ -70,7 +70,7 @@ class RolloutService:
         log.info("%s: engine %s started", self._name, self._engine.name)
 
     async def send_frames(self, peer: RpcClient) -> None:
-        """Until the peer has ended."""
+        """Send frames until the client has ended."""
         self._requests.connect(peer)
         await self._requests.send_frames()
 

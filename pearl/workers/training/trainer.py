@@ -64,14 +64,15 @@ class Trainer:
     ) -> None:
         self.version = Version(-1, -1)  # until it is started
         self.progress = progress
+        training = config.training
         self.policy = Policy(
             config.model,
             vocabulary_size,
             config.run.seed,
             device,
-            max_context_tokens=config.rollout.max_context_tokens,
+            training.activation_checkpointing,
+            config.rollout.max_context_tokens,
         )
-        training = config.training
         self._config = config
         self._vocabulary_size = vocabulary_size
         self._checkpoints = checkpoints
@@ -183,6 +184,7 @@ class Trainer:
                 self.policy.num_ranks,
                 self._rank,
                 training.tokens_per_micro_batch,
+                self.policy.flops,
                 self.policy.device,
             )
             for chosen in deal_groups(groups_S.tolist(), training.updates_per_step)

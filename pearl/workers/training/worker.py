@@ -31,6 +31,7 @@ from pearl.types.messages.training import (
     StartTrainingReply,
     TrainStepReply,
 )
+from pearl.workers.allocator import return_large_blocks
 from pearl.workers.model import resolve_device, use_one_thread
 from pearl.workers.training.checkpoint import CheckpointStore
 from pearl.workers.training.control import ControlChannel
@@ -72,6 +73,7 @@ class Rank:
             torch.cuda.set_device(device)
         else:
             use_one_thread()
+            return_large_blocks()
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
             timeout=timedelta(seconds=self._config.runtime.train_timeout_s),

@@ -56,7 +56,7 @@ async def serve_sglang(options: argparse.Namespace, config: Config, count_tokens
 
 
 def work_directory() -> Path:
-    """Of the worker's group, where its logs are: it is cleared away with the run."""
+    """Return the directory of the worker's process group, which is removed with the run."""
     path = os.environ.get(mmap_counter.ENVIRONMENT_KEY)
     return Path(path).parent if path else Path(tempfile.mkdtemp(prefix="pearl-sglang-"))
 

@@ -140,7 +140,7 @@ def draw(probs_NV: torch.Tensor, keys_N: torch.Tensor, positions_N: torch.Tensor
 
 
 def _uniform(keys_N: torch.Tensor, positions_N: torch.Tensor) -> torch.Tensor:
-    """In [0, 1): SplitMix64 from state ``key`` on. Signed arithmetic wraps as unsigned does."""
+    """Draw uniforms in [0, 1) by SplitMix64 from state ``key`` on; signed arithmetic wraps as unsigned does."""
     z = keys_N + (positions_N.to(torch.int64) + 1) * _signed(0x9E3779B97F4A7C15)
     z = (z ^ _shifted(z, 30)) * _signed(0xBF58476D1CE4E5B9)
     z = (z ^ _shifted(z, 27)) * _signed(0x94D049BB133111EB)
@@ -149,7 +149,7 @@ def _uniform(keys_N: torch.Tensor, positions_N: torch.Tensor) -> torch.Tensor:
 
 
 def _shifted(z: torch.Tensor, count: int) -> torch.Tensor:
-    """To the right, without the sign."""
+    """Shift to the right without the sign."""
     return (z >> count) & ((1 << (64 - count)) - 1)
 
 
@@ -164,8 +164,8 @@ def activate() -> None:
 
 
 def _share_loads_in(directory: str) -> None:
-    """Of the file by which its processes tell each other their load: else it is in /dev/shm, and stays there when they
-    are killed."""
+    """Set the directory of the file by which SGLang's processes share their load: the default is /dev/shm, where
+    it would stay when they are killed."""
     from sglang.srt.managers import load_snapshot
 
     load_snapshot.shm_path_for = lambda name: os.path.join(directory, f"loads_{os.path.basename(name)}")
