@@ -77,8 +77,7 @@ def _apply(table: Table, override: str) -> list[str]:
 
 
 def _value(keys: list[str], text: str) -> Any:
-    """Parse a value as TOML would; a bare word is a string, and so is anything, or nothing, where a string is
-    expected."""
+    """As TOML would read it; a bare word is a string, and so is anything, or nothing, where a string is due."""
     if _is_text(keys) and text[:1] not in ("'", '"'):
         return text
     try:

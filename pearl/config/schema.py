@@ -24,8 +24,7 @@ class ConfigError(ValueError):
 
 
 def problems(table: Table) -> list[str]:
-    """List what is wrong with the keys and the values' types, one line each; empty means convertible to
-    ``Config``."""
+    """What is wrong with the keys and the values' types, one line each; empty = convertible to ``Config``."""
     found: list[str] = []
     for name, content in table.items():
         if name not in KEYS:

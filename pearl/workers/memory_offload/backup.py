@@ -48,11 +48,11 @@ class Backup:
             offset += pages.num_bytes
 
     def discard(self) -> None:
-        """Close in a thread: giving back that many small pages takes as long as reading them."""
+        """As ``close``, in a thread: giving back that many small pages takes as long as reading them."""
         threading.Thread(target=self.close, name=DISCARDING, daemon=True).start()
 
     def close(self) -> None:
-        """Release the memory. Repeated calls do nothing."""
+        """Harmless when repeated."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -70,7 +70,7 @@ class BaseCore(ABC, Generic[RequestT, IncomingT]):
         return not self._requests
 
     def take_stats(self) -> list[IterationStat]:
-        """Return the iterations since the last call; may be called from another thread."""
+        """Also from another thread."""
         stats = []
         while self._stats:
             stats.append(self._stats.popleft())
@@ -93,7 +93,7 @@ class BaseCore(ABC, Generic[RequestT, IncomingT]):
 
     @abstractmethod
     def _last_delta(self, request: RequestT, finish: FinishReason, error: str) -> Delta:
-        """Build the request's last delta, with all tokens that were not reported yet."""
+        """With all that was not told yet."""
 
     def _end(self, request: RequestT, finish: FinishReason, error: str = "") -> None:
         self.deltas.append(self._last_delta(request, finish, error))
@@ -107,7 +107,7 @@ class BaseCore(ABC, Generic[RequestT, IncomingT]):
     # Pauses and weights
 
     def resume(self) -> None:
-        """Resume iterations; during an update it takes effect at the update's end."""
+        """While an update is on, it takes effect at the update's end."""
         self.paused = False
 
     def flush(self) -> None:
@@ -127,7 +127,7 @@ class BaseCore(ABC, Generic[RequestT, IncomingT]):
             raise
 
     def _take_incoming(self) -> IncomingT:
-        """Take the update's weights at its end; until they are loaded there is nothing to serve."""
+        """At the end of an update: until it is loaded there is nothing to serve."""
         incoming, self._incoming = self._incoming, None
         self.state = "invalid"
         if incoming is None:
@@ -174,8 +174,7 @@ class BaseCore(ABC, Generic[RequestT, IncomingT]):
             self._end(self._requests[attempt], "abort", reason)
 
     def _end_transfers(self, reason: str) -> None:
-        """End the requests whose KV, of the version until now, was partly transferred; those that still wait for
-        it stay."""
+        """Those whose KV, of the version until now, was partly on its way; those that still wait for it go on."""
         for request in list(self._requests.values()):
             is_waiting = request in self.scheduler.waiting and not request.is_offered
             if request.stage is not None and not is_waiting:

@@ -16,7 +16,7 @@ class Received(Protocol):
 
     @property
     def seconds(self) -> float:
-        """Seconds that the snapshot took to arrive."""
+        """What it took to arrive."""
         ...
 
     def __iter__(self) -> Iterator[tuple[BucketSpec, memoryview]]: ...

@@ -26,8 +26,7 @@ def advertised_address(interface: str | None, *, peers_elsewhere: bool) -> str:
 
 
 def interface_address(interface: str) -> str:
-    """Return the interface's first IPv4 address. A list or an exclusion such as "^lo,docker" is refused: one name
-    only."""
+    """Its first IPv4 address. A list or an exclusion such as "^lo,docker" is refused: one name only."""
     found = addresses()
     if interface not in found:
         raise ValueError(

@@ -66,7 +66,7 @@ class Received:
         return self
 
     def close(self) -> None:
-        """Release the snapshot's memory. Repeated calls do nothing."""
+        """Harmless when repeated."""
         if self._image is not None:
             self._image.close()
 

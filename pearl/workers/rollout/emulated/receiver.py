@@ -25,7 +25,7 @@ class EmulatedReceived:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Do nothing: there is no memory to release."""
+        """Nothing is held."""
 
 
 class EmulatedReceiver:
