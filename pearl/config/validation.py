@@ -28,7 +28,18 @@ def validate(config: Config) -> None:
 
 def misfits(config: Config) -> list[str]:
     """Return a line for each thing that does not fit, in settings that are each within their bounds."""
-    rules = (_model, _data, _environment, _rollout, _training, _runtime, _elastic, _engines, _emulated)
+    rules = (
+        _model,
+        _data,
+        _environment,
+        _rollout,
+        _training,
+        _runtime,
+        _elastic,
+        _engines,
+        _emulated,
+        _agreement,
+    )
     return [line for rule in rules for line in rule(config)]
 
 
@@ -203,6 +214,15 @@ def _emulated(config: Config) -> Iterator[str]:
         yield f'model.device: "{config.model.device}": emulated workers run on no GPU; use "cpu"'
     if config.emulated.launcher != "process":
         yield f'emulated.launcher: "{config.emulated.launcher}" is not built; use "process", a process a worker'
+
+
+def _agreement(config: Config) -> Iterator[str]:
+    agreement, cap = config.agreement, config.training.tis_cap
+    if agreement.min_tis_mean >= min(1.0, cap):
+        yield (
+            f"agreement.min_tis_mean: {agreement.min_tis_mean} would end every run: the mean is at most 1 and "
+            f"training.tis_cap = {cap}"
+        )
 
 
 def _is_tcp(address: str) -> bool:

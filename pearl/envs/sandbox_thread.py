@@ -6,21 +6,20 @@ no progress, by which the coordinator knows that the whole worker has to be repl
 """
 
 import asyncio
+import inspect
 import logging
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
+from pearl.runtime.extensions import describe_error, format_error
 from pearl.runtime.vital_thread import VitalThread
-from pearl.types.error_text import error_text, escaped
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 BLOCKED_GRACE_S = 2.0
 """After a call's own limit: what its cancellation and a busy loop may take before the caller is told."""
-MAX_TEXT_CHARS = 500
-"""Of what code that raised has to say."""
 STOP_GRACE_S = 1.0
 """For cancelled calls to clean up when the worker ends."""
 
@@ -203,7 +202,7 @@ class SandboxThread:
         elif isinstance(error, LimitError | StoppedError):
             outcome.set_exception(error)
         else:
-            wrapped = CodeError(describe(error))
+            wrapped = CodeError(describe_error(error))
             wrapped.__cause__ = error
             outcome.set_exception(wrapped)
 
@@ -213,15 +212,15 @@ def _cancel(tasks: list[asyncio.Task[None]]) -> None:
         task.cancel()
 
 
-def describe(error: BaseException) -> str:
-    """Type, text (bounded) and the place it was raised at."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    place = f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})" if trace is not None else ""
-    return escaped(f"{type(error).__name__}: {error_text(error, MAX_TEXT_CHARS)}{place}")
+async def finished(result: Awaitable[T]) -> T:
+    """The result of a method that should be async and may be plain."""
+    if inspect.isawaitable(result):
+        return await result
+    return cast(T, result)
 
 
 def _log_failure(done: asyncio.Future[None], what: str) -> None:
-    if not done.cancelled() and done.exception() is not None:
-        log.warning("%s: %s", what, done.exception())
+    if not done.cancelled() and (error := done.exception()) is not None:
+        log.warning("%s: %s", what, error)
+        if error.__cause__ is not None:
+            log.info("%s", format_error(error.__cause__))
