@@ -29,7 +29,7 @@ class KeptFrames:
     def __init__(self) -> None:
         self.frames: list[Deltas] = []
 
-    async def tell(self, message: Deltas) -> None:
+    async def notify(self, message: Deltas) -> None:
         self.frames.append(message)
 
 
