@@ -18,7 +18,7 @@ import msgspec
 from aiohttp import web
 
 from pearl.envs.agents.completion import Completion, read_request
-from pearl.envs.agents.errors import RequestError
+from pearl.envs.agents.errors import RequestError, TrajectoryEndedError
 from pearl.envs.agents.exchange import AgentCounters, Exchange
 from pearl.envs.agents.keys import Keys
 from pearl.envs.agents.streaming import chunks
@@ -167,7 +167,7 @@ class Gateway:
         finally:
             trajectory.waiting -= 1
             call.done.set()
-        if call.refusal is not None:
+        if call.refusal is not None and call.refusal[0] != TrajectoryEndedError.status:
             status, code, text = call.refusal
             self._notes.warning(time.monotonic(), "a call is refused: %d %s: %s", status, code, text)
 
