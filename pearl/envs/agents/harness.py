@@ -69,7 +69,15 @@ class _Harness:
 
     def _settings(self, key: str) -> dict[str, str]:
         url = self._gateway.url
-        return {"OPENAI_BASE_URL": url, "OPENAI_API_BASE": url, "OPENAI_API_KEY": key, "OPENAI_MODEL": MODEL}
+        return {
+            "OPENAI_BASE_URL": url,
+            "OPENAI_API_BASE": url,
+            "OPENAI_API_KEY": key,
+            "OPENAI_MODEL": MODEL,
+            "ANTHROPIC_BASE_URL": url.removesuffix("/v1"),  # its clients add it
+            "ANTHROPIC_API_KEY": key,
+            "ANTHROPIC_MODEL": MODEL,
+        }
 
     async def _outlive(self, program: Program) -> None:
         """Until it has ended, by itself or because it asks for what it cannot get."""
