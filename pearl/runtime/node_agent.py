@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from pearl.runtime.errors import PeerGoneError, RefusedError, RemoteError
+from pearl.runtime.installation import model_digest
 from pearl.runtime.orphans import Orphans
 from pearl.runtime.process_group import ProcessGroup
 from pearl.types.messages.control import (
@@ -51,6 +52,10 @@ class Connection(Protocol):
     @property
     def run_id(self) -> str:
         """Known once it is let in."""
+
+    @property
+    def model_path(self) -> str:
+        """Of the job, known once it is let in; "" = it does not matter."""
 
     @property
     def has_joined(self) -> bool:
@@ -200,7 +205,11 @@ class NodeAgent:
             await self._notify(self._report)
             return
         try:
-            await connection.call(self._report, deadline_s=self._lease_s)
+            report = self._report
+            if connection.model_path:
+                model = await asyncio.to_thread(model_digest, connection.model_path)
+                report = msgspec.structs.replace(report, model=model)
+            await connection.call(report, deadline_s=self._lease_s)
         except RemoteError as error:
             self.leave(error.text, "refused")
         except TimeoutError:

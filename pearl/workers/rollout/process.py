@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import get_args
 
+from pearl.runtime.installation import installation
 from pearl.runtime.mmap_counter import ENVIRONMENT_KEY, MmapCounter
 from pearl.runtime.rpc_client import RpcClient
 from pearl.types.config import Config
@@ -43,6 +44,7 @@ async def serve_engine(
         os.getpid(),
         options.run_id,
         kv_address,
+        installation(config),
     )
     runtime = config.runtime
     peer = RpcClient(
