@@ -65,6 +65,9 @@ class Connection(Protocol):
     def was_shut_down(self) -> bool:
         """Whether it ended because the coordinator said so."""
 
+    async def wait_joined(self) -> None:
+        """Wait until it is let in, or has ended."""
+
     async def run(self) -> str:
         """Until told to shut down, dropped, or the coordinator has been silent for the lease; returns which.
         RefusedError when it was never let in."""
@@ -206,6 +209,7 @@ class NodeAgent:
             return
         try:
             report = self._report
+            await connection.wait_joined()
             if connection.model_path:
                 model = await asyncio.to_thread(model_digest, connection.model_path)
                 report = msgspec.structs.replace(report, model=model)

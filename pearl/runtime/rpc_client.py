@@ -174,6 +174,10 @@ class RpcClient:
         await self._wait_for_room()
         self._outbox.put(kind, op, body)
 
+    async def wait_joined(self) -> None:
+        """Wait until it is let in, or has ended."""
+        await self._joined.wait()
+
     async def _wait_for_room(self) -> None:
         await self._joined.wait()
         while self._outbox.is_full and not self._ended.is_set():
