@@ -223,7 +223,7 @@ class Coordinator:
             return
         self._count_loss(row, event)
         self._rollout.on_worker_lost(row.slot, now)
-        if error := self._elastic.on_lost(row, event.reason, now):
+        if error := self._elastic.on_lost(row, event.reason, now, is_final=event.is_final):
             self._finish(now, error, EXIT_FAILURE)
 
     def _count_loss(self, row: WorkerRow, event: events.WorkerLost) -> None:
@@ -272,7 +272,9 @@ class Coordinator:
             return
         self._state.published = None  # the snapshot went with its process
         self._elastic.toggle.on_trainer_lost(now)
-        if self._training.has_failed:
+        if event.is_final:
+            self._finish(now, f"the training world cannot start: {event.reason}", EXIT_FAILURE)
+        elif self._training.has_failed:
             runtime = self._config.runtime
             self._finish(
                 now,

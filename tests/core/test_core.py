@@ -370,6 +370,26 @@ def test_late_answers_are_dropped_and_counted() -> None:
     assert world.core._state.counters.stale_events == before + len(late)
 
 
+def test_a_worker_that_can_never_start_ends_the_run_at_once() -> None:
+    world = World(make_config(), seed=16)
+    world.start()
+    incarnation = world.workers[Slot(0)].incarnation
+    world.feed(events.WorkerLost(Slot(0), incarnation, "lacks 3 of the model's weights", is_final=True))
+    assert world.finish is not None
+    assert world.finish.exit_code == 1
+    assert "rollout worker 0 cannot start: lacks 3 of the model's weights" in world.finish.error
+
+
+def test_a_training_world_that_can_never_start_ends_the_run_at_once() -> None:
+    world = World(make_config(), seed=16)
+    world.start()
+    assert world.trainer is not None
+    world.feed(events.TrainerLost(world.trainer, "no demonstration came", is_final=True))
+    assert world.finish is not None
+    assert world.finish.exit_code == 1
+    assert "the training world cannot start: no demonstration came" in world.finish.error
+
+
 def test_a_worker_that_keeps_dying_ends_the_run_with_a_reason() -> None:
     world = World(make_config(), seed=16)
     world.start()

@@ -158,8 +158,11 @@ class ElasticScheduler:
         self.mark_dirty()
         self.rebuilder.on_host_lost(event.host, event.reason, now)
 
-    def on_lost(self, row: WorkerRow, reason: str, now: float) -> str:
-        """A worker is gone, its attempts have been taken over. Returns why the run cannot go on ("" = it can)."""
+    def on_lost(self, row: WorkerRow, reason: str, now: float, *, is_final: bool = False) -> str:
+        """A worker is gone, its attempts have been taken over. Returns why the run cannot go on ("" = it can).
+
+        ``is_final``: no other worker on its host could start. Preemptible hosts differ: there it is one more failure.
+        """
         stop_is_planned, zone = row.stop_is_planned, self._zone(row)
         self.lifecycle.end(row, reason, now)
         if stop_is_planned:
@@ -170,6 +173,8 @@ class ElasticScheduler:
             self.rebuilder.note_failure(row, now)
         elif zone == "dedicated":
             limit = self._config.runtime.max_restarts
+            if is_final:
+                return f"rollout worker {row.slot} cannot start: {reason}"
             if len(row.failures) > limit:
                 return (
                     f"rollout worker {row.slot} died {len(row.failures)} times in {window_s:.0f} s, last: {reason}. "

@@ -34,6 +34,7 @@ from pearl.types.messages.training import (
 )
 from pearl.types.weights import Snapshot
 from pearl.workers.allocator import return_large_blocks
+from pearl.workers.final_errors import final_errors
 from pearl.workers.model import resolve_device, use_one_thread
 from pearl.workers.training.checkpoint import CheckpointStore
 from pearl.workers.training.comparison import compare
@@ -82,9 +83,10 @@ class Rank:
             timeout=timedelta(seconds=self._config.runtime.train_timeout_s),
         )
         self.channel = ControlChannel()
-        self._trainer = Trainer(
-            self._config, self._options.vocabulary_size, device, self.checkpoints, self._progress
-        )
+        with final_errors():
+            self._trainer = Trainer(
+                self._config, self._options.vocabulary_size, device, self.checkpoints, self._progress
+            )
         self._residency = TrainingResidency(
             self._trainer, self.channel, device, self._config.elastic.verify_state
         )
@@ -123,7 +125,8 @@ class Rank:
     def _begin(self, command: Begin) -> StartTrainingReply | None:
         metrics: dict[str, float] = {}
         if command.restore_step is None:
-            metrics = self._trainer.begin(command.lineage, command.demonstrations)
+            with final_errors():
+                metrics = self._trainer.begin(command.lineage, command.demonstrations)
             # What a world that dies before its first step comes back to; the warm start is not done twice.
             if not self._trainer.save():
                 raise ValueError(f"no checkpoint can be written to {self.checkpoints.root}; see the log")
