@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from pearl import config as settings
+from pearl.cli.model_check import check_model
 from pearl.cli.output import drop_output
 from pearl.config import ConfigError
 from pearl.envs.loader import BUILT_IN, check_demonstrations, load_environment
@@ -42,6 +43,7 @@ def run(request: Request) -> int:
     config, run_dir = _resumed(request) if request.resume else _fresh(request)
     _check_environment(config)
     check_address(config)
+    check_model(config)
     if request.dry_run:
         load_trace(config, lambda note: print(f"# {note}"))
         print(settings.resolved_toml(config) + would_start(config, run_dir, request.resume))
