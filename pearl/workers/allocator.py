@@ -19,7 +19,7 @@ def return_large_blocks() -> bool:
     if sys.platform != "linux":
         return False
     try:
-        is_done = ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES) == 1
+        is_done = bool(ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES))
     except AttributeError:  # not glibc
         is_done = False
     if not is_done:
