@@ -77,7 +77,8 @@ def _apply(table: Table, override: str) -> list[str]:
 
 
 def _value(keys: list[str], text: str) -> Any:
-    """As TOML would read it; a bare word is a string, and so is anything, or nothing, where a string is due."""
+    """Parse a value as TOML would; a bare word is a string, and so is anything, or nothing, where a string is
+    expected."""
     if _is_text(keys) and text[:1] not in ("'", '"'):
         return text
     try:

@@ -6,7 +6,6 @@ Trainer and engines build from here, so that both hold the same tensors (``canon
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
 
 import torch
 from torch import nn
@@ -14,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from pearl.types.config import ModelConfig
 from pearl.workers.architecture.dtypes import ServedDtypes, cast_persistent_buffers
-from pearl.workers.weight_source import RandomWeights, WeightSource, open_directory
+from pearl.workers.weight_source import RandomWeights, WeightSource, load_whole, open_directory
 from pearl.workers.weight_transfer.checksum import canonical_tensors
 
 TINY_MODEL = "tiny-qwen3"
@@ -174,7 +173,4 @@ def _check_directory(config: ModelConfig) -> None:
 
 def _load(config: ModelConfig) -> PreTrainedModel:
     _check_directory(config)
-    model = AutoModelForCausalLM.from_pretrained(
-        config.path, dtype=getattr(torch, config.dtype), local_files_only=True, trust_remote_code=False
-    )
-    return cast(PreTrainedModel, model)
+    return load_whole(Path(config.path), getattr(torch, config.dtype))

@@ -6,11 +6,11 @@ A source gives rows of a tensor by its canonical name, whatever it has to read f
 import json
 import logging
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self, cast
 
 import torch
 import xxhash
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -94,19 +94,44 @@ class LoadedWeights:
 
     def __init__(self, directory: Path) -> None:
         log.info("%s: transformers converts its tensors, each rank loads the model whole to do so", directory)
-        model = AutoModelForCausalLM.from_pretrained(
-            directory, dtype="auto", local_files_only=True, trust_remote_code=False
-        )
-        self._tensors = dict(canonical_tensors(model))
+        self._tensors = dict(canonical_tensors(load_whole(directory, "auto")))
 
     def rows(self, name: str, start: int, end: int) -> torch.Tensor:
         tensor = self._tensors[name]
         return tensor[start:end] if tensor.dim() else tensor
 
 
+def load_whole(directory: Path, dtype: torch.dtype | Literal["auto"]) -> PreTrainedModel:
+    """The way of ``transformers``, for any of its formats.
+
+    Raises:
+        ValueError: the files cannot be read, or do not hold all of the model.
+    """
+    try:
+        answer: Any = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=dtype, local_files_only=True, trust_remote_code=False, output_loading_info=True
+        )
+    except torch.OutOfMemoryError:
+        raise
+    # Shapes that differ, files that are damaged: no later try can read them.
+    except (RuntimeError, SafetensorError) as error:
+        raise ValueError(f"model.path = '{directory}' cannot be loaded: {error}") from error
+    model, loaded = answer
+    if missing := sorted(loaded["missing_keys"]):
+        raise ValueError(
+            f"model.path = '{directory}' lacks {len(missing)} of the model's weights, {missing[0]!r} among them; "
+            "they would be random: use a complete model"
+        )
+    return cast(PreTrainedModel, model)
+
+
 def open_directory(directory: Path, model: PreTrainedModel) -> WeightSource:
     """The weights of ``model``, whose tensors may be on no device yet."""
-    return SafetensorsWeights.of(directory, model) or LoadedWeights(directory)
+    try:
+        found = SafetensorsWeights.of(directory, model)
+    except SafetensorError:  # whatever is wrong with it, the other way says so
+        found = None
+    return found or LoadedWeights(directory)
 
 
 def aliases(model: nn.Module) -> dict[str, list[str]]:

@@ -13,7 +13,6 @@ from pearl.service.console import Console
 from pearl.service.loop.mailbox import Mailbox
 from pearl.service.processes.process_specs import NotEnoughGpusError, ProcessSpecs
 from pearl.service.run_files import RunFiles
-from pearl.service.run_lock import InUseError, claim
 from pearl.service.trajectory_seeds import trajectory_seed
 from pearl.types.commands import Report
 from pearl.types.config import Config, ModelConfig
@@ -84,22 +83,6 @@ def test_lp_02_metrics_are_strict_json_whatever_the_numbers(tmp_path: Path) -> N
     assert line == {"kind": "step", "step": 1, "loss": None, "gap": None, "lr": 0.5}
 
 
-def test_a_rewind_takes_back_what_came_after_the_mark(tmp_path: Path) -> None:
-    files = RunFiles(tmp_path)
-    files.save_offsets(0, 0.0)
-    files.report(Report("note", {"text": "before"}))
-    files.save_offsets(10, 2.5)
-    files.report(Report("note", {"text": "after"}))
-    assert files.truncate_to_offsets(10).now == 2.5
-    assert [json.loads(line)["text"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [
-        "before"
-    ]
-    files.truncate_to_offsets(0)
-    assert (tmp_path / "metrics.jsonl").read_text() == ""
-    with pytest.raises(ValueError, match="journal entry 7"):
-        files.truncate_to_offsets(7)
-
-
 def test_console_lines_are_aligned_and_say_what_matters() -> None:
     stream = io.StringIO()
     console = Console(stream, 2)
@@ -144,13 +127,6 @@ def test_pieces_stay_below_the_limit_and_keep_the_order() -> None:
     cut = list(pieces(items, lambda one: len(one.ids), limit_bytes=8))
     assert [[len(one.ids) for one in piece] for piece in cut] == [[3, 4], [9], [1, 1], [8]]
     assert [one for piece in cut for one in piece] == items
-
-
-def test_one_coordinator_a_run_directory(tmp_path: Path) -> None:
-    with claim(tmp_path) as run_id, pytest.raises(InUseError, match="a coordinator runs"), claim(tmp_path):
-        pass
-    with claim(tmp_path) as again:
-        assert again == run_id
 
 
 def report(num_gpus: int, virtual: bool = False) -> AgentReport:

@@ -26,7 +26,8 @@ def advertised_address(interface: str | None, *, peers_elsewhere: bool) -> str:
 
 
 def interface_address(interface: str) -> str:
-    """Its first IPv4 address. A list or an exclusion such as "^lo,docker" is refused: one name only."""
+    """Return the interface's first IPv4 address. A list or an exclusion such as "^lo,docker" is refused: one name
+    only."""
     found = addresses()
     if interface not in found:
         raise ValueError(

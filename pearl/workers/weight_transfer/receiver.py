@@ -66,7 +66,7 @@ class Received:
         return self
 
     def close(self) -> None:
-        """Harmless when repeated."""
+        """Release the snapshot's memory. Repeated calls do nothing."""
         if self._image is not None:
             self._image.close()
 

@@ -207,7 +207,7 @@ class PushSession:
                 self.link.abandon()
 
     def end(self) -> None:
-        """From another thread: the next thing this session does fails."""
+        """End the session from another thread: the next thing it does fails."""
         self._channel.close()
 
     def _open(self) -> bool:

@@ -63,7 +63,7 @@ class KvTransport:
         self._serving.wait(JOIN_LIMIT_S)
 
     def post(self, notices: Sequence[Notice]) -> None:
-        """From any thread."""
+        """Queue notices; may be called from any thread."""
         loop = self._loop
         if loop is not None:
             with contextlib.suppress(RuntimeError):  # closed: nothing is handed over any more
@@ -170,7 +170,7 @@ class KvTransport:
             asyncio.get_running_loop().add_reader(self._listener, self._accept)
 
     def _accept(self) -> None:
-        """Not awaited: a cancelled accept would lose the connection it was about to return."""
+        """Accept by callback: a cancelled ``await accept`` would lose the connection it was about to return."""
         try:
             accepted, _ = self._listener.accept()
         except BlockingIOError:  # it has gone again
@@ -189,7 +189,7 @@ class KvTransport:
             self._begin("stranger", self._introduce(connection))
 
     async def _introduce(self, connection: Connection) -> None:
-        """Until the connection is in the hands of the decode stage that waits for it."""
+        """Read the hello and hand the connection to the decode stage that waits for it."""
         is_met = False
         try:
             hello = await connection.recv(self.limits.contact_s)

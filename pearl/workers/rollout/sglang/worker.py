@@ -11,6 +11,7 @@ from pathlib import Path
 from pearl.runtime import mmap_counter
 from pearl.types.config import Config
 from pearl.workers.model import resolve_device
+from pearl.workers.rollout.comparison import EngineComparison
 from pearl.workers.rollout.process import CountTokens, serve_engine
 from pearl.workers.rollout.sglang.engine import SglangEngine
 from pearl.workers.rollout.sglang.model_files import write_model
@@ -50,13 +51,14 @@ async def serve_sglang(options: argparse.Namespace, config: Config, count_tokens
         )
         try:
             kv_address = "" if point is None else str(point.address)
-            return await serve_engine(options, config, engine, receiver, kv_address)
+            comparison = EngineComparison(config, options.vocabulary_size, engine)
+            return await serve_engine(options, config, engine, receiver, kv_address, comparison)
         finally:
             await engine.shutdown()
 
 
 def work_directory() -> Path:
-    """Of the worker's group, where its logs are: it is cleared away with the run."""
+    """Return the directory of the worker's process group, which is removed with the run."""
     path = os.environ.get(mmap_counter.ENVIRONMENT_KEY)
     return Path(path).parent if path else Path(tempfile.mkdtemp(prefix="pearl-sglang-"))
 
