@@ -6,10 +6,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import urlsplit
 
 from pearl.config.schema import ConfigError, show
 from pearl.config.suggestions import nearest
+from pearl.types import tcp_address
 from pearl.types.config import Config
 
 BUILT_IN_ENVIRONMENTS = ("bugfix", "emulated", "harness")
@@ -231,7 +231,10 @@ def _training(config: Config) -> Iterator[str]:
 def _runtime(config: Config) -> Iterator[str]:
     runtime = config.runtime
     if not _is_tcp(runtime.address):
-        yield f'runtime.address: "{runtime.address}" is not tcp://HOST:PORT (port 0 = any free one)'
+        yield (
+            f'runtime.address: "{runtime.address}" is not tcp://HOST:PORT (port 0 = any free one; an IPv6 address in '
+            "brackets)"
+        )
     for key in ("heartbeat_timeout_s", "lease_s"):
         value = _get(config, "runtime", key)
         if value < 2 * runtime.heartbeat_period_s:
@@ -326,10 +329,10 @@ def _emulated(config: Config) -> Iterator[str]:
 
 def _is_tcp(address: str) -> bool:
     try:
-        parts = urlsplit(address)
-        return parts.scheme == "tcp" and bool(parts.hostname) and parts.port is not None and not parts.path
+        tcp_address.parse(address)
     except ValueError:
         return False
+    return True
 
 
 def _get(config: Config, section: str, key: str) -> Any:

@@ -23,5 +23,7 @@ def return_large_blocks() -> bool:
     except AttributeError:  # not glibc
         is_done = False
     if not is_done:
-        log.info("the C library cannot be told to return freed memory: a training step may hold more than it uses")
+        log.info(
+            "the C library cannot be told to return freed memory: a training step may hold more than it uses"
+        )
     return is_done
