@@ -1,5 +1,8 @@
 """``pearl run``: which settings, which directory; the coordinator's service does the rest."""
 
+import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -8,9 +11,10 @@ from typing import NamedTuple
 import msgspec
 
 from pearl import config as settings
+from pearl.cli.model_check import check_model
 from pearl.cli.output import drop_output
 from pearl.config import ConfigError
-from pearl.envs.loader import BUILT_IN, load_environment
+from pearl.envs.loader import BUILT_IN, check_demonstrations, load_environment
 from pearl.service import coordinator_process
 from pearl.service.coordinator_process import check_address, load_trace
 from pearl.types.config import Config, RunConfig
@@ -39,6 +43,7 @@ def run(request: Request) -> int:
     config, run_dir = _resumed(request) if request.resume else _fresh(request)
     _check_environment(config)
     check_address(config)
+    check_model(config)
     if request.dry_run:
         load_trace(config, lambda note: print(f"# {note}"))
         print(settings.resolved_toml(config) + would_start(config, run_dir, request.resume))
@@ -54,9 +59,26 @@ def run(request: Request) -> int:
 
 
 def _check_environment(config: Config) -> None:
-    """Options of the built-in ones; others are the person's own code, which its own process runs."""
-    if config.environment.name in BUILT_IN:
-        load_environment(config.environment.name, config.environment.options, config.model.path)
+    """Load the environment before anything starts: a person's own in a process of its own, whatever it imports."""
+    environment, warm_start = config.environment, config.warm_start
+    if environment.name in BUILT_IN:
+        made = load_environment(environment.name, environment.options, config.model.path)
+        if warm_start.num_steps:
+            check_demonstrations(environment.name, made, warm_start.num_steps)
+        return
+    command = [sys.executable, "-m", "pearl.envs.check", environment.name, "--quiet"]
+    command += ["--options-json", json.dumps(environment.options), "--model-path", config.model.path]
+    command += ["--warm-start", str(warm_start.num_steps)]
+    limit_s = config.runtime.start_timeout_s
+    try:
+        checked = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        raise ConfigError(
+            f'environment.name: "{environment.name}" is not loaded within runtime.start_timeout_s = {limit_s:g}'
+        ) from None
+    if checked.returncode != 0:
+        said = checked.stdout.strip() or checked.stderr.strip() or f"exit code {checked.returncode}"
+        raise ConfigError(said)
 
 
 def _close(run_dir: Path) -> None:

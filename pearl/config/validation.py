@@ -67,6 +67,7 @@ AT_LEAST: dict[str, dict[str, int]] = {
         0,
     ),
     "sglang": {"stream_interval": 1},
+    "agreement": {"max_model_bytes": 0, "max_compared_tokens": 8, "min_tis_mean": 0},
     "emulated": dict.fromkeys(
         (
             "prefill_seconds_per_token",
@@ -132,6 +133,7 @@ def validate(config: Config) -> None:
             _elastic,
             _engines,
             _emulated,
+            _agreement,
         ):
             wrong.extend(rule(config))
     if wrong:
@@ -325,6 +327,21 @@ def _emulated(config: Config) -> Iterator[str]:
         yield f'emulated.launcher: "{config.emulated.launcher}" is not built; use "process", a process a worker'
     if config.emulated.noise > 1 or config.emulated.length_spread > 2:
         yield "emulated.noise, emulated.length_spread: more than 1 and 2 is no timing and no length any more"
+
+
+def _agreement(config: Config) -> Iterator[str]:
+    agreement, cap = config.agreement, config.training.tis_cap
+    limit = agreement.max_logprob_gap
+    if limit is not None and limit <= 0:
+        yield (
+            f"agreement.max_logprob_gap: {limit} would end every run; use a positive number of nats, or none for the "
+            "default of the dtype"
+        )
+    if agreement.min_tis_mean >= min(1.0, cap):
+        yield (
+            f"agreement.min_tis_mean: {agreement.min_tis_mean} would end every run: the mean is at most 1 and "
+            f"training.tis_cap = {cap}"
+        )
 
 
 def _is_tcp(address: str) -> bool:

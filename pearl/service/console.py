@@ -64,6 +64,8 @@ class Console:
                 return "" if values.get("switch") == "none" else decision_line(values)
             case "plan":
                 return plan_line(values)
+            case "comparison":
+                return comparison_line(values)
             case "profile":
                 return ""
         return str(values.get("text", "")) or kind
@@ -126,6 +128,18 @@ def gate_line(values: Values) -> str:
 
 def decision_line(values: Values) -> str:
     return f"decision for {values.get('workers')} worker(s): {values.get('target')}: {values.get('reason')}"
+
+
+def comparison_line(values: Values) -> str:
+    part = "training" if values.get("part") == "training" else f"worker {values.get('slot')}"
+    if values.get("error"):
+        return f"{part}: does not agree with transformers"
+    if values.get("skipped"):
+        return f"{part}: not compared with transformers: {values.get('skipped')}"
+    return (
+        f"{part}: agrees with transformers on {_number(values, 'num_tokens'):.0f} tokens, largest gap "
+        f"{_number(values, 'max_gap'):.1g} nats ({_number(values, 'seconds'):.1f} s)"
+    )
 
 
 def plan_line(values: Values) -> str:

@@ -157,7 +157,7 @@ class RunLoop:
         await self._start_agent(server, tasks, watch, groups, processes)
         store = TokenStore(self._files.tokens)
         stack.callback(store.close)
-        environments = EnvironmentPool(config, server, processes, store, inbox, tasks.spawn)
+        environments = EnvironmentPool(config, server, processes, store, inbox, tasks.spawn, say)
         described = await self._start_environments(environments, groups, tasks)
         groups.set_vocabulary(described.vocabulary_size)
 

@@ -79,7 +79,7 @@ class Training:
         assert event.version == expected, f"trainer came up with {event.version}, asked for {expected}"
         trained = state.step
         state.op, state.status, state.version = OpId(0), "idle", event.version
-        state.checkpoint_step = event.version.step
+        state.checkpoint_step, state.checksum = event.version.step, event.checksum
         self._lineages.open(event.version)
         self._counters.updates_discarded += trained - event.version.step
         self._roll_back(event.version.step)
@@ -199,7 +199,9 @@ class Training:
         cohort.status = "trained"
         self._count_step(event)
         self._report_step(event, members, staleness, now)
+        self._note_unchanged(event, now)
         state.op, state.status, state.version = OpId(0), "idle", event.version
+        state.checksum = event.checksum
         if event.checkpoint_step is not None:
             state.checkpoint_step = event.checkpoint_step
             self._forget_before(event.checkpoint_step)
@@ -261,9 +263,18 @@ class Training:
             "max_logprob_gap": event.max_logprob_gap,
             "logprob_gap_tokens": event.logprob_gap_tokens,
             "checkpoint_step": event.checkpoint_step,
+            "weights_changed": event.checksum != state.checksum,
         }
         clash = {f"trainer_{k}" if k in own else k: v for k, v in event.metrics.items()}
         self._commands.report("step", now, **own, **clash)
+
+    def _note_unchanged(self, event: events.TrainFinished, now: float) -> None:
+        if event.checksum == self.state.checksum:
+            text = (
+                f"step {self.state.step} changed no weight: version {event.version} is version "
+                f"{self.state.version} again (nothing to learn from, or an update too small for the dtype)"
+            )
+            self._commands.report("note", now, text=text)
 
     # the prompt ledger: every prompt of a trained step is used by exactly its group_size members
 

@@ -31,6 +31,7 @@ from pearl.workers.training.grpo import (
 )
 from pearl.workers.training.learning_rate import learning_rate
 from pearl.workers.training.micro_batch import MicroBatch, Update, make_update
+from pearl.workers.training.packing import Packed
 from pearl.workers.training.rank_commands import Progress
 from pearl.workers.training.samples import TrainingSample, unpack
 from pearl.workers.training.scoring import Scores
@@ -212,7 +213,11 @@ class Trainer:
         return [micro_batch for update in updates for micro_batch in update.micro_batches]
 
     def _score(self, micro_batch: MicroBatch) -> Scores:
-        return self.policy.score(micro_batch.packed, self._config.rollout.temperature)
+        return self.score(micro_batch.packed)
+
+    def score(self, packed: Packed) -> Scores:
+        """As a step does it."""
+        return self.policy.score(packed, self._config.rollout.temperature)
 
     def _update(self, update: Update, rate: float, tally: StepMetrics) -> tuple[float, bool]:
         for micro_batch in update.micro_batches:

@@ -23,6 +23,7 @@ import torch.distributed as dist
 import uvloop
 
 from pearl.types import tcp_address
+from pearl.types.comparison import Comparison
 from pearl.types.config import Config
 from pearl.types.messages.training import (
     Offload,
@@ -32,9 +33,11 @@ from pearl.types.messages.training import (
     StartTrainingReply,
     TrainStepReply,
 )
+from pearl.types.weights import Snapshot
 from pearl.workers.allocator import return_large_blocks
 from pearl.workers.model import resolve_device, use_one_thread
 from pearl.workers.training.checkpoint import CheckpointStore
+from pearl.workers.training.comparison import compare
 from pearl.workers.training.control import ControlChannel
 from pearl.workers.training.process import make_peer, parse
 from pearl.workers.training.rank_commands import Begin, Command, Progress, Step, Stop
@@ -138,9 +141,21 @@ class Rank:
         else:
             self._trainer.restore(command.lineage, command.restore_step)
         snapshot = self._trainer.publish(self._store)
+        comparison = self._compare(command, snapshot) if command.compare else None
         if snapshot is None:
             return None
-        return StartTrainingReply(snapshot, command.restore_step is not None, metrics)
+        return StartTrainingReply(snapshot, command.restore_step is not None, metrics, comparison)
+
+    def _compare(self, command: Begin, snapshot: Snapshot | None) -> Comparison | None:
+        self._progress.busy = "comparison"
+        is_untrained = command.restore_step is None and not self._config.warm_start.num_steps
+        return compare(
+            self._trainer,
+            self._config,
+            self._options.vocabulary_size,
+            snapshot,
+            is_untrained=is_untrained,
+        )
 
     def _step(self, command: Step) -> TrainStepReply | None:
         result = self._trainer.train(command.step, command.samples)

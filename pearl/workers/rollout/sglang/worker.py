@@ -12,6 +12,7 @@ from pearl.runtime import mmap_counter
 from pearl.types import tcp_address
 from pearl.types.config import Config
 from pearl.workers.model import resolve_device
+from pearl.workers.rollout.comparison import EngineComparison
 from pearl.workers.rollout.process import CountTokens, serve_engine
 from pearl.workers.rollout.sglang.engine import SglangEngine
 from pearl.workers.rollout.sglang.model_files import write_model
@@ -50,7 +51,8 @@ async def serve_sglang(options: argparse.Namespace, config: Config, count_tokens
         )
         try:
             kv_address = "" if point is None else str(point.address)
-            return await serve_engine(options, config, engine, receiver, kv_address)
+            comparison = EngineComparison(config, options.vocabulary_size, engine)
+            return await serve_engine(options, config, engine, receiver, kv_address, comparison)
         finally:
             await engine.shutdown()
 
