@@ -217,7 +217,10 @@ def _training(config: Config) -> Iterator[str]:
         yield f"training.betas: {show(training.betas)} must both be at least 0 and less than 1"
     groups = config.data.batch_size // config.data.group_size
     if training.updates_per_step > groups:
-        yield f"training.updates_per_step: {training.updates_per_step} is more than the {groups} groups of a batch"
+        yield (
+            f"training.updates_per_step: {training.updates_per_step} is more than the {groups} groups of "
+            f"data.batch_size = {config.data.batch_size}"
+        )
     if training.engine == "fsdp" and training.tokens_per_micro_batch < config.rollout.max_context_tokens:
         yield (
             f"training.tokens_per_micro_batch: {training.tokens_per_micro_batch} does not hold one trajectory of "
