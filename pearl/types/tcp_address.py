@@ -33,7 +33,7 @@ class TcpAddress(NamedTuple):
 
 
 def parse(text: str) -> TcpAddress:
-    """ValueError when it is none."""
+    """Return the address that ``text`` is. ValueError when it is none."""
     parts = urlsplit(text)
     host, port = parts.hostname, parts.port
     if parts.scheme != "tcp" or not host or port is None or parts.path or parts.query or "@" in parts.netloc:
@@ -42,7 +42,7 @@ def parse(text: str) -> TcpAddress:
 
 
 def join(host: str, port: int) -> str:
-    """HOST:PORT, with brackets where the host is an IPv6 address."""
+    """Return HOST:PORT, with brackets where the host is an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
