@@ -121,7 +121,7 @@ class Journal:
         return len(old)
 
     def damage(self) -> str:
-        """What is missing on disk of the segments that this life wrote and of those before them; "" = nothing."""
+        """Return what is missing on disk of this life's segments and of those before them; "" = nothing."""
         written = self._closed | {self._writer.path: (self._writer.inode, self._writer.size)}
         return wal.damage(self.directory, written)
 

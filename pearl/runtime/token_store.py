@@ -136,7 +136,7 @@ class TokenStore:
         return self._tokens[trajectory].view()
 
     def damage(self) -> str:
-        """What is missing on disk of that which a next life would need; "" = nothing."""
+        """Return what is missing on disk of that which a resume would need; "" = nothing."""
         self.flush()
         written = dict(self._written)
         if self._writer is not None:

@@ -109,7 +109,7 @@ class RunFiles:
         return mark
 
     def damaged_documents(self) -> list[Path]:
-        """Files written whole, in this life, of which the disk does not hold what was written."""
+        """Return the files written whole by this process of which the disk does not hold what was written."""
         return [path for path, data in self._documents.items() if _content(path) != data]
 
     def write_documents_again(self) -> None:
