@@ -8,6 +8,7 @@ import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import assert_never
 
 from pearl.core.coordinator import Coordinator
 from pearl.types import commands, events
@@ -189,6 +190,8 @@ class World:
                 self.finish = command
             case commands.StopTrainer():
                 self.lose_trainer(command.reason)
+            case _:
+                assert_never(command)
 
     def _is_overlap(self, slot: Slot) -> bool:
         return self.core._state.table.rows[slot].zone == "overlap"
