@@ -24,6 +24,7 @@ from pearl.types.commands import AnyCommand, Finish
 from pearl.types.config import Config
 from pearl.types.events import AnyEvent
 from pearl.types.profile import Profile
+from pearl.types.reports import EvaluationReport, NoteReport
 from pearl.types.worker_table import WorkerRow
 
 EXIT_FAILURE = 1
@@ -186,10 +187,11 @@ class Coordinator:
         state.rollout.can_restore = event.can_restore
         if state.rollout.buffer.num_steps < self._config.run.num_steps:
             self._commands.report(
-                "note",
-                now,
-                text=f"the data ends after {state.rollout.buffer.num_steps} steps ({total} prompts), before "
-                f"run.num_steps = {self._config.run.num_steps}",
+                NoteReport(
+                    now,
+                    text=f"the data ends after {state.rollout.buffer.num_steps} steps ({total} prompts), before "
+                    f"run.num_steps = {self._config.run.num_steps}",
+                )
             )
         wanted = self._config.environment.num_evaluation_tasks
         available = event.num_evaluation_tasks
@@ -302,14 +304,15 @@ class Coordinator:
         else:
             state.counters.eval_reward = evaluation.reward_mean
         self._commands.report(
-            "evaluation",
-            now,
-            round=evaluation.round,
-            step=evaluation.step,
-            reward_mean=evaluation.reward_mean,
-            tasks=evaluation.num_tasks,
-            masked=evaluation.masked,
-            tokens=evaluation.tokens,
+            EvaluationReport(
+                now,
+                round=evaluation.round,
+                step=evaluation.step,
+                reward_mean=evaluation.reward_mean,
+                tasks=evaluation.num_tasks,
+                masked=evaluation.masked,
+                tokens=evaluation.tokens,
+            )
         )
 
     def _cancel_evaluation(self, now: float) -> None:
@@ -347,7 +350,7 @@ class Coordinator:
             self._rollout.drop(trajectory, "ended early", now)
         buffer.drop_from(step)
         self._commands.report(
-            "note", now, text=f"reward {counters.reward_last:.3f} reached {goal}: ending early"
+            NoteReport(now, text=f"reward {counters.reward_last:.3f} reached {goal}: ending early")
         )
 
     def _finish_when_done(self, now: float) -> None:

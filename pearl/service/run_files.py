@@ -20,6 +20,7 @@ from pearl.core.elastic.profile_file import write_profile
 from pearl.types.commands import Report
 from pearl.types.config import Config
 from pearl.types.profile import Profile
+from pearl.types.reports import line_of
 from pearl.types.trajectory import TrajectoryRecord
 
 RESULT_NAMES = ("metrics.jsonl", "trajectories.jsonl")
@@ -54,7 +55,7 @@ class RunFiles:
         _replace(self.config_json, resolved_json(config).encode())
 
     def report(self, report: Report) -> None:
-        self._append(0, {"kind": report.kind, **report.values})
+        self._append(0, line_of(report.report))
 
     def trajectory(self, record: TrajectoryRecord) -> None:
         self._append(1, record)

@@ -20,6 +20,7 @@ from pearl.types.command_handler import dispatch
 from pearl.types.commands import AnyCommand
 from pearl.types.config import Config
 from pearl.types.events import AnyEvent
+from pearl.types.reports import StepReport
 from pearl.types.trace import TraceEvent
 
 Sink = Callable[[float, AnyEvent, list[AnyCommand]], None]
@@ -173,9 +174,9 @@ class Simulation:
         """Nothing to do: a simulation writes no files."""
 
     def report(self, command: commands.Report) -> None:
-        self.metrics.add(command.kind, command.values)
-        if command.kind == "step":
-            self.preemption.on_step(int(command.values["step"] or 0) + 1)
+        self.metrics.add(command.report)
+        if isinstance(command.report, StepReport):
+            self.preemption.on_step(command.report.step + 1)
 
     def finish(self, command: commands.Finish) -> None:
         self.finished = command

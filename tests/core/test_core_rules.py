@@ -174,9 +174,8 @@ def test_en_05_an_environment_that_never_works_ends_the_run_with_its_reason() ->
     assert finish.exit_code == 1
     assert "each of the 6 evaluation tasks failed" in finish.error
     assert "disk full" in finish.error
-    notes = [r.values["text"] for r in world.reports if r.kind == "note"]
-    assert len(notes) == 2, "the first and the tenth"
-    assert "disk full" in str(notes[0])
+    assert len(world.notes) == 2, "the first and the tenth"
+    assert "disk full" in world.notes[0]
 
 
 def test_en_05_a_first_step_without_any_sample_ends_the_run() -> None:

@@ -16,6 +16,7 @@ from pearl.types.config import Config
 from pearl.types.counters import Counters
 from pearl.types.ids import Incarnation, OpId
 from pearl.types.lineage import Lineages
+from pearl.types.reports import StepReport, TrainingReport
 from pearl.types.trainer_state import TrainerState
 from pearl.types.trajectory import Outcome
 from pearl.types.weights import Version
@@ -58,14 +59,15 @@ class Training:
     def _report(self, now: float, activity: str, reason: str = "") -> None:
         state = self.state
         self._commands.report(
-            "training",
-            now,
-            activity=activity,
-            incarnation=state.incarnation,
-            step=state.step,
-            lineage=state.lineage,
-            gpus=",".join(f"local/{rank}" for rank in range(self._config.training.num_ranks)),
-            reason=reason,
+            TrainingReport(
+                now,
+                activity=activity,
+                incarnation=state.incarnation,
+                step=state.step,
+                lineage=state.lineage,
+                gpus=",".join(f"local/{rank}" for rank in range(self._config.training.num_ranks)),
+                reason=reason,
+            )
         )
 
     # outcomes
@@ -243,27 +245,29 @@ class Training:
         if state.step == 0:
             counters.reward_first = reward
         counters.reward_last = reward
-        own: dict[str, int | float | str | bool | None] = {
-            "step": state.step,
-            "lineage": state.lineage,
-            "seconds": seconds,
-            "train_seconds": now - state.train_began_s,
-            "reward_mean": reward,
-            "outcome_done": sum(t.outcome is Outcome.DONE for t in members),
-            "masked": len(members) - len(rewards),
-            "turns_mean": sum(len(t.turns) for t in members) / len(members),
-            "tokens_generated": generated,
-            "tokens_trained": trained,
-            "throughput_tokens_per_s": (generated + trained) / seconds if seconds > 0 else 0.0,
-            "max_staleness": max(staleness, default=0),
-            "mean_staleness": sum(staleness) / len(staleness) if staleness else 0.0,
-            "mean_token_age": _mean_token_age(members, state.step),
-            "max_logprob_gap": event.max_logprob_gap,
-            "logprob_gap_tokens": event.logprob_gap_tokens,
-            "checkpoint_step": event.checkpoint_step,
-        }
-        clash = {f"trainer_{k}" if k in own else k: v for k, v in event.metrics.items()}
-        self._commands.report("step", now, **own, **clash)
+        self._commands.report(
+            StepReport(
+                now,
+                step=state.step,
+                lineage=state.lineage,
+                seconds=seconds,
+                train_seconds=now - state.train_began_s,
+                reward_mean=reward,
+                outcome_done=sum(t.outcome is Outcome.DONE for t in members),
+                masked=len(members) - len(rewards),
+                turns_mean=sum(len(t.turns) for t in members) / len(members),
+                tokens_generated=generated,
+                tokens_trained=trained,
+                throughput_tokens_per_s=(generated + trained) / seconds if seconds > 0 else 0.0,
+                max_staleness=max(staleness, default=0),
+                mean_staleness=sum(staleness) / len(staleness) if staleness else 0.0,
+                mean_token_age=_mean_token_age(members, state.step),
+                max_logprob_gap=event.max_logprob_gap,
+                logprob_gap_tokens=event.logprob_gap_tokens,
+                checkpoint_step=event.checkpoint_step,
+                metrics=event.metrics,
+            )
+        )
 
     # the prompt ledger: every prompt of a trained step is used by exactly its group_size members
 

@@ -125,7 +125,7 @@ class CommandExecutor:
 
     def report(self, command: commands.Report) -> None:
         self._files.report(command)
-        self._console.report(command)
+        self._console.report(command.report)
 
     def finish(self, command: commands.Finish) -> None:
         self.finished = command
