@@ -2,6 +2,6 @@
 
 import sys
 
-from pearl.cli import main
+from pearl.__main__ import main
 
 sys.exit(main())

@@ -9,12 +9,12 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from pearl.config import ConfigError
 from pearl.runtime.agent import VIRTUAL_GPU_BYTES, join, make_report
 from pearl.runtime.preemptible_agent import GivenUpError, JoinOptions
 from pearl.service.processes.process_manager import LOCAL_HOST
+from pearl.types import tcp_address
 from pearl.types.config import RuntimeConfig
 from pearl.types.messages.control import AgentReport
 
@@ -115,15 +115,15 @@ def _report(options: argparse.Namespace) -> AgentReport:
 
 def _address(text: str) -> str:
     """With its scheme."""
-    address = text if "://" in text else f"tcp://{text}"
     try:
-        parts = urlsplit(address)
-        is_good = parts.scheme == "tcp" and bool(parts.hostname) and bool(parts.port) and not parts.path
+        address = tcp_address.parse(text if "://" in text else f"tcp://{text}")
     except ValueError:
-        is_good = False
-    if not is_good:
-        raise ConfigError(f'--coordinator "{text}": is not HOST:PORT; pearl run says it when it starts')
-    return address
+        address = None
+    if address is None or not address.port:
+        raise ConfigError(
+            f'--coordinator "{text}": is not HOST:PORT (an IPv6 address in brackets); pearl run says it when it starts'
+        )
+    return str(address)
 
 
 def _seconds(text: str) -> float:

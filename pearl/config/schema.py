@@ -24,7 +24,8 @@ class ConfigError(ValueError):
 
 
 def problems(table: Table) -> list[str]:
-    """What is wrong with the keys and the values' types, one line each; empty = convertible to ``Config``."""
+    """List what is wrong with the keys and the values' types, one line each; empty means convertible to
+    ``Config``."""
     found: list[str] = []
     for name, content in table.items():
         if name not in KEYS:

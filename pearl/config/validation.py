@@ -6,10 +6,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import urlsplit
 
 from pearl.config.schema import ConfigError, show
 from pearl.config.suggestions import nearest
+from pearl.types import tcp_address
 from pearl.types.config import Config
 
 BUILT_IN_ENVIRONMENTS = ("bugfix", "emulated", "harness")
@@ -67,6 +67,7 @@ AT_LEAST: dict[str, dict[str, int]] = {
         0,
     ),
     "sglang": {"stream_interval": 1},
+    "agreement": {"max_model_bytes": 0, "max_compared_tokens": 8, "min_tis_mean": 0},
     "emulated": dict.fromkeys(
         (
             "prefill_seconds_per_token",
@@ -132,6 +133,7 @@ def validate(config: Config) -> None:
             _elastic,
             _engines,
             _emulated,
+            _agreement,
         ):
             wrong.extend(rule(config))
     if wrong:
@@ -215,7 +217,10 @@ def _training(config: Config) -> Iterator[str]:
         yield f"training.betas: {show(training.betas)} must both be at least 0 and less than 1"
     groups = config.data.batch_size // config.data.group_size
     if training.updates_per_step > groups:
-        yield f"training.updates_per_step: {training.updates_per_step} is more than the {groups} groups of a batch"
+        yield (
+            f"training.updates_per_step: {training.updates_per_step} is more than the {groups} groups of "
+            f"data.batch_size = {config.data.batch_size}"
+        )
     if training.engine == "fsdp" and training.tokens_per_micro_batch < config.rollout.max_context_tokens:
         yield (
             f"training.tokens_per_micro_batch: {training.tokens_per_micro_batch} does not hold one trajectory of "
@@ -231,7 +236,10 @@ def _training(config: Config) -> Iterator[str]:
 def _runtime(config: Config) -> Iterator[str]:
     runtime = config.runtime
     if not _is_tcp(runtime.address):
-        yield f'runtime.address: "{runtime.address}" is not tcp://HOST:PORT (port 0 = any free one)'
+        yield (
+            f'runtime.address: "{runtime.address}" is not tcp://HOST:PORT (port 0 = any free one; an IPv6 address in '
+            "brackets)"
+        )
     for key in ("heartbeat_timeout_s", "lease_s"):
         value = _get(config, "runtime", key)
         if value < 2 * runtime.heartbeat_period_s:
@@ -299,7 +307,7 @@ def _sglang(config: Config) -> Iterator[str]:
 
 
 def _has_sglang(python: str) -> bool:
-    """Not imported: that would take many seconds."""
+    """Check for SGLang without importing it, which would take many seconds."""
     code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('sglang') is None)"
     try:
         result = subprocess.run([python, "-c", code], capture_output=True, check=False, timeout=PROBE_LIMIT_S)
@@ -324,12 +332,27 @@ def _emulated(config: Config) -> Iterator[str]:
         yield "emulated.noise, emulated.length_spread: more than 1 and 2 is no timing and no length any more"
 
 
+def _agreement(config: Config) -> Iterator[str]:
+    agreement, cap = config.agreement, config.training.tis_cap
+    limit = agreement.max_logprob_gap
+    if limit is not None and limit <= 0:
+        yield (
+            f"agreement.max_logprob_gap: {limit} would end every run; use a positive number of nats, or none for the "
+            "default of the dtype"
+        )
+    if agreement.min_tis_mean >= min(1.0, cap):
+        yield (
+            f"agreement.min_tis_mean: {agreement.min_tis_mean} would end every run: the mean is at most 1 and "
+            f"training.tis_cap = {cap}"
+        )
+
+
 def _is_tcp(address: str) -> bool:
     try:
-        parts = urlsplit(address)
-        return parts.scheme == "tcp" and bool(parts.hostname) and parts.port is not None and not parts.path
+        tcp_address.parse(address)
     except ValueError:
         return False
+    return True
 
 
 def _get(config: Config, section: str, key: str) -> Any:

@@ -12,6 +12,7 @@ from pearl.core import summary
 from pearl.core.elastic.runtime_tracker import TrajectorySample
 from pearl.core.elastic.scheduler import ElasticScheduler, TrainingDemand
 from pearl.core.invariants import check
+from pearl.core.pipeline.agreement import disagreement
 from pearl.core.pipeline.buffer import CohortBuffer
 from pearl.core.pipeline.evaluation import EvaluationRound
 from pearl.core.pipeline.rollout import Rollout
@@ -24,7 +25,7 @@ from pearl.types.commands import AnyCommand, Finish
 from pearl.types.config import Config
 from pearl.types.events import AnyEvent
 from pearl.types.profile import Profile
-from pearl.types.reports import EvaluationReport, NoteReport
+from pearl.types.reports import ComparisonReport, EvaluationReport, NoteReport
 from pearl.types.worker_table import WorkerRow
 
 EXIT_FAILURE = 1
@@ -114,6 +115,8 @@ class Coordinator:
                 return self._counted(self._elastic.toggle.on_restored(event, now))
             case events.TrainerReady():
                 self._publish(self._training.on_ready(event, now))
+            case events.Compared():
+                self._on_compared(event, now)
             case events.TrainFinished():
                 self._on_trained(event, now)
             case events.TrainerLost():
@@ -241,12 +244,40 @@ class Coordinator:
         if row is not None and event.iterations is not None:
             self._elastic.on_iterations(row, event.iterations)
 
+    def _on_compared(self, event: events.Compared, now: float) -> None:
+        counters, found = self._state.counters, event.comparison
+        counters.compared_tokens += found.num_tokens
+        counters.comparison_max_gap = max(counters.comparison_max_gap, found.max_gap)
+        counters.comparisons_skipped += bool(found.skipped)
+        if event.slot is not None and (row := self._state.table.current(event.slot, event.incarnation)):
+            row.streamed_tokens += found.generated_tokens  # sampled, and lost to nobody
+        self._commands.report(
+            ComparisonReport(
+                now,
+                part=event.part,
+                slot=event.slot,
+                num_tokens=found.num_tokens,
+                mean_gap=found.mean_gap,
+                max_gap=found.max_gap,
+                generated_tokens=found.generated_tokens,
+                seconds=found.seconds,
+                skipped=found.skipped or msgspec.UNSET,
+                error=found.error or msgspec.UNSET,
+            )
+        )
+        if found.error:
+            way_out = "agreement.at_start = false leaves this comparison away, and with it what it finds"
+            self._finish(now, f"{found.error}; {way_out}", EXIT_FAILURE)
+
     def _on_trained(self, event: events.TrainFinished, now: float) -> None:
         began = self._state.trainer.step_began_s
         members = self._training.next_members()
         published = self._training.on_finished(event, now)
         if published is not None:
             self._elastic.on_step([sample_of(member) for member in members], began, now)
+            if error := disagreement(event, self._state.gaps, self._config):
+                self._finish(now, error, EXIT_FAILURE)
+                return
         self._publish(published)
         self._stop_early(now)
 

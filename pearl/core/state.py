@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 
 from pearl.core.elastic.scheduler import ElasticState
+from pearl.core.pipeline.agreement import GapSums
 from pearl.core.pipeline.buffer import CohortBuffer
 from pearl.core.pipeline.rollout import RolloutState
 from pearl.core.pipeline.training import Published
@@ -33,6 +34,7 @@ class CoreState(msgspec.Struct):
     num_evaluation_tasks: int = 0
     evaluation_rounds: int = 0
     first_now: float = 0.0
+    gaps: GapSums = msgspec.field(default_factory=GapSums)
 
 
 def fresh_state(config: Config) -> CoreState:

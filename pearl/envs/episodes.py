@@ -7,13 +7,15 @@ A turn is played once. Asking for the last one again gives the same answer; any 
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 
 import msgspec
 import numpy as np
 
-from pearl.envs.protocol import Environment, EnvironmentSpec, Episode
+from pearl.envs.protocol import Environment, EnvironmentSpec, Episode, Observation
 from pearl.envs.response_validator import BadAnswerError, ResponseValidator, ValidatedObservation
-from pearl.envs.sandbox_thread import CodeError, LimitError, SandboxThread
+from pearl.envs.sandbox_thread import CodeError, LimitError, SandboxThread, finished
+from pearl.runtime.extensions import format_error
 from pearl.runtime.rate_limited_log import RateLimitedLogger
 from pearl.types.config import EnvironmentConfig
 from pearl.types.messages.environment import (
@@ -32,6 +34,8 @@ MAX_OPEN_EPISODES = 4096
 """On one worker: far more than trajectories in flight, few enough that a leak is noticed before memory is gone."""
 CLOSE_LIMIT_S = 10.0
 """For one episode to release what it holds; nobody waits for it."""
+MAX_TRACEBACKS = 100
+"""Different ones, in the log of one environment worker."""
 END_LIMIT_S = 2.0
 """For all episodes together when the worker ends."""
 
@@ -75,6 +79,7 @@ class Episodes:
         self._rows: dict[int, OpenRow] = {}
         self._num_opening = 0
         self._failures = RateLimitedLogger(log)
+        self._logged: set[str] = set()  # reasons whose traceback is in the log
 
     @property
     def num_open(self) -> int:
@@ -95,7 +100,7 @@ class Episodes:
         try:
             ids = await self._open(request)
         except _FailedError as failure:
-            return self._failed(request.trajectory, failure.kind, failure.reason)
+            return self._failed(request.trajectory, failure.kind, failure.reason, failure.__cause__)
         finally:
             self._num_opening -= 1
         return OpenEpisodeReply(ids, time.monotonic() - began_s)
@@ -105,7 +110,7 @@ class Episodes:
 
         async def reset() -> list[int]:
             made.append(self._environment.episode(request.split, request.task))
-            return await made[0].reset()
+            return await finished(made[0].reset())
 
         is_open = False
         try:
@@ -152,7 +157,7 @@ class Episodes:
         except _FailedError as failure:
             if self._rows.get(request.trajectory) is row:
                 self.close(CloseEpisode(request.trajectory))
-            return self._failed(request.trajectory, failure.kind, failure.reason)
+            return self._failed(request.trajectory, failure.kind, failure.reason, failure.__cause__)
 
     async def _step(self, row: OpenRow, request: StepEpisode) -> StepEpisodeReply:
         if self._rows.get(request.trajectory) is not row:
@@ -169,11 +174,13 @@ class Episodes:
         if len(action) % 4:
             raise _FailedError("error", f"an action of {len(action)} bytes holds no int32 ids")
         ids: list[int] = np.frombuffer(action, "<i4").tolist()
+
+        async def step() -> Observation:
+            return await finished(row.episode.step(ids, truncated))
+
         began_s = time.monotonic()
         try:
-            answer = await self._thread.call(
-                lambda: row.episode.step(ids, truncated), self._limits.step_timeout_s
-            )
+            answer = await self._thread.call(step, self._limits.step_timeout_s)
             observed: ValidatedObservation = self._check.observation(answer)
         except (LimitError, CodeError, BadAnswerError) as error:
             raise _failed_by(error, "step", "environment.step_timeout_s") from error
@@ -202,17 +209,39 @@ class Episodes:
 
     async def _close_quietly(self, row: OpenRow) -> None:
         try:
-            await self._thread.call(row.episode.close, END_LIMIT_S)
+            await self._thread.call(_closing(row.episode), END_LIMIT_S)
         except (LimitError, CodeError) as error:
             log.warning("an episode could not be closed: %s", error)
 
     def _release(self, row: OpenRow | None) -> None:
         if row is not None:
-            self._thread.post(row.episode.close, CLOSE_LIMIT_S, "an episode could not be closed")
+            self._thread.post(_closing(row.episode), CLOSE_LIMIT_S, "an episode could not be closed")
 
-    def _failed(self, trajectory: int, kind: EnvironmentFailure, reason: str) -> EpisodeFailed:
+    def _failed(
+        self, trajectory: int, kind: EnvironmentFailure, reason: str, cause: BaseException | None = None
+    ) -> EpisodeFailed:
         self._failures.warning(time.monotonic(), "episode %d failed: %s: %s", trajectory, kind, reason)
+        self._log_traceback(reason, cause)
         return EpisodeFailed(kind, reason)
+
+    def _log_traceback(self, reason: str, cause: BaseException | None) -> None:
+        """Once for each place that raises: thousands of episodes fail in the same line."""
+        raised = cause.__cause__ if isinstance(cause, CodeError) else None
+        if raised is None or reason in self._logged or len(self._logged) >= MAX_TRACEBACKS:
+            return
+        self._logged.add(reason)
+        log.warning("%s", format_error(raised))
+
+
+def _closing(episode: Episode) -> Callable[[], Awaitable[None]]:
+    """Its ``close``, which may be plain, or not be there at all."""
+
+    async def close() -> None:
+        method = getattr(episode, "close", None)
+        if method is not None:
+            await finished(method())
+
+    return close
 
 
 def _failed_by(error: Exception, method: str, limit_key: str) -> _FailedError:

@@ -1,13 +1,13 @@
 """Finds an environment by its built-in name, by "package.module:Class" or by "package.module:rollout", and makes it
 from the job's options."""
 
-import importlib
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar, cast
 
-from pearl.envs.protocol import Environment
+from pearl.envs.protocol import Environment, EnvironmentSpec
 from pearl.envs.text import TextEnvironment
+from pearl.runtime.extensions import ExtensionError, defined_at, describe_error, load_extension
 
 T = TypeVar("T")
 
@@ -16,6 +16,10 @@ BUILT_IN = {
     "emulated": "pearl.envs.emulated:EmulatedEnvironment",
     "harness": "pearl.envs.agents.harness:make_harness_environment",
 }
+
+KEY = "environment.name"
+NEEDED = ("describe", "episode")
+PAGE = "docs/environments.md"
 
 Options = Mapping[str, int | float | str | bool]
 
@@ -53,46 +57,81 @@ def _make(made: type[T], name: str, options: Options) -> T:
     except TypeError as error:
         raise ValueError(
             f"environment.options = {dict(options)}: {error}; {name} takes {_keywords(made)}"
-        ) from error
+        ) from None
     return made(**options)
 
 
 def _find(name: str) -> type | Callable[[Any, Any], Awaitable[float]]:
-    module_name, colon, class_name = BUILT_IN.get(name, name).partition(":")
-    if not colon or not module_name or not class_name:
-        raise ValueError(
-            f'environment.name = "{name}" is unknown; built in: {", ".join(BUILT_IN)} '
-            '(your own: "package.module:Class" or "package.module:rollout")'
-        )
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ValueError(
-            f'environment.name = "{name}": module {module_name} cannot be imported ({error}); '
-            "install it into this interpreter or put its directory on PYTHONPATH"
-        ) from error
-    found = getattr(module, class_name, None)
+    found = load_extension(KEY, name, BUILT_IN)
+    what = name.rpartition(":")[2]
     if inspect.iscoroutinefunction(found):
         return found
-    if inspect.isfunction(found) and found.__module__ == module_name:
-        raise ValueError(
-            f'environment.name = "{name}": {class_name} is a plain function; a rollout is '
-            f"async def {class_name}(task, client) -> float"
-        )
     if not isinstance(found, type):
-        classes = [key for key, value in vars(module).items() if isinstance(value, type)]
         raise ValueError(
-            f'environment.name = "{name}": {module_name} has no class {class_name}; it has {", ".join(classes)}'
+            f'{KEY} = "{name}": {what} is a plain function; a rollout is async def {what}(task, client) -> float'
         )
-    if issubclass(found, TextEnvironment):
-        return found
-    missing = [method for method in ("describe", "episode", "demonstrations") if not hasattr(found, method)]
+    if not issubclass(found, TextEnvironment):
+        _check_methods(name, found)
+    return found
+
+
+def describe(name: str, environment: Environment) -> EnvironmentSpec:
+    """What the environment says of itself.
+
+    Raises:
+        ValueError: it raised, or answered something that is no EnvironmentSpec.
+    """
+    try:
+        spec: object = environment.describe()
+    except Exception as error:  # a person's code may raise anything
+        raise ExtensionError(f'{KEY} = "{name}": describe raised {describe_error(error)}') from error
+    if not isinstance(spec, EnvironmentSpec):
+        place = defined_at(getattr(type(environment), "describe", None))
+        raise ValueError(
+            f'{KEY} = "{name}": describe returned {type(spec).__name__}, not a pearl.envs.protocol.EnvironmentSpec '
+            f"({place})"
+        )
+    return spec
+
+
+def check_demonstrations(name: str, environment: Environment, num_steps: int) -> None:
+    """Refuse a supervised warm start of ``num_steps`` that has nothing to learn from.
+
+    Raises:
+        ValueError: the environment has no demonstrations, or gives none.
+    """
+    way_out = (
+        f"set warm_start.num_steps = 0 to begin from the model as it is, or write the method (see {PAGE})"
+    )
+    asked = f"warm_start.num_steps = {num_steps} asks for a supervised warm start"
+    method = getattr(environment, "demonstrations", None)
+    if method is None:
+        raise ValueError(f"{asked}, but {name} has no method demonstrations: {way_out}")
+    try:
+        made = method(0, 0, 1)
+        count = len(made)
+    except Exception as error:  # a person's code may raise anything
+        raise ExtensionError(
+            f"{asked}, but demonstrations of {name} raised {describe_error(error)}"
+        ) from error
+    if count == 0:
+        raise ValueError(f"{asked}, but demonstrations of {name} gave none ({defined_at(method)}): {way_out}")
+
+
+def _check_methods(name: str, found: type) -> None:
+    methods = {method: getattr(found, method, None) for method in (*NEEDED, "demonstrations")}
+    missing = [method for method in NEEDED if not callable(methods[method])]
     if missing:
         raise ValueError(
-            f'environment.name = "{name}": {class_name} lacks {", ".join(missing)}; '
-            "pearl.envs.protocol.Environment says what an environment offers"
+            f'{KEY} = "{name}": {found.__name__} lacks {", ".join(missing)}; '
+            f"pearl.envs.protocol.Environment says what an environment offers, {PAGE} how to write one"
         )
-    return found
+    for method, function in methods.items():
+        if inspect.iscoroutinefunction(function):
+            raise ValueError(
+                f'{KEY} = "{name}": {method} is async ({defined_at(function)}); only reset, step and close of an '
+                "episode may be, write it as a plain method"
+            )
 
 
 def _tasks_beside(rollout: Callable[..., Any]) -> Callable[..., Any] | None:

@@ -21,6 +21,9 @@ class Observation(msgspec.Struct, frozen=True):
 
 
 class Episode(Protocol):
+    """One task being done. Each method may be async or plain; a plain one must be quick, since all episodes of a
+    worker wait for it. ``close`` may be left away by an episode that holds nothing."""
+
     async def reset(self) -> list[int]:
         """The first prompt's ids."""
 
@@ -42,6 +45,8 @@ class EnvironmentSpec(msgspec.Struct, frozen=True):
 
 
 class Environment(Protocol):
+    """``demonstrations`` may be left away; then ``warm_start.num_steps`` must be 0."""
+
     def describe(self) -> EnvironmentSpec: ...
 
     def episode(self, split: Split, task: int) -> Episode: ...

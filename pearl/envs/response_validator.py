@@ -5,6 +5,7 @@ it has one: the beginning says what came, the end has the latest output and the 
 """
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -79,6 +80,11 @@ class ResponseValidator:
 
 def _as_list(ids: object, method: str) -> list[int]:
     """Only the type of the whole is looked at here, so that a flood costs nothing."""
+    if isinstance(ids, Mapping):  # what transformers gives, whose ids are one of several fields
+        raise BadAnswerError(
+            f"{method} returned {type(ids).__name__}, not a list of ids: with apply_chat_template, set "
+            "tokenize=True, return_dict=False"
+        )
     if not isinstance(ids, list):
         raise BadAnswerError(f"{method} returned {type(ids).__name__}: a list of ids is needed")
     return ids

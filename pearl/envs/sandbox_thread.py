@@ -6,10 +6,13 @@ no progress, by which the coordinator knows that the whole worker has to be repl
 """
 
 import asyncio
+import inspect
 import logging
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
+
+from pearl.runtime.extensions import describe_error, format_error
 
 log = logging.getLogger(__name__)
 
@@ -150,20 +153,20 @@ class SandboxThread:
         elif isinstance(error, LimitError):
             outcome.set_exception(error)
         else:
-            wrapped = CodeError(describe(error))
+            wrapped = CodeError(describe_error(error))
             wrapped.__cause__ = error
             outcome.set_exception(wrapped)
 
 
-def describe(error: BaseException) -> str:
-    """Type, text (bounded) and the place it was raised at."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    place = f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})" if trace is not None else ""
-    return f"{type(error).__name__}: {str(error)[:500]}{place}"
+async def finished(result: Awaitable[T]) -> T:
+    """The result of a method that should be async and may be plain."""
+    if inspect.isawaitable(result):
+        return await result
+    return cast(T, result)
 
 
 def _log_failure(done: asyncio.Future[None], what: str) -> None:
-    if not done.cancelled() and done.exception() is not None:
-        log.warning("%s: %s", what, done.exception())
+    if not done.cancelled() and (error := done.exception()) is not None:
+        log.warning("%s: %s", what, error)
+        if error.__cause__ is not None:
+            log.info("%s", format_error(error.__cause__))

@@ -87,7 +87,8 @@ class EnvironmentService:
 
     async def _demonstrate(self, request: Demonstrate) -> DemonstrateReply:
         async def make() -> list[tuple[list[int], list[float]]]:
-            return self._environment.demonstrations(request.seed, request.first, request.count)
+            method = getattr(self._environment, "demonstrations", None)
+            return [] if method is None else method(request.seed, request.first, request.count)
 
         made = await self._thread.call(make, self._config.runtime.start_timeout_s)
         return DemonstrateReply(tuple(self._check.demonstration(ids, weights) for ids, weights in made))

@@ -71,7 +71,7 @@ def parts(lines: Sequence[Line]) -> str:
 
 
 def decisions(run: RunData) -> list[tuple[str, str]]:
-    """When, and everything that was said about it."""
+    """List the decisions with their times and reasons."""
     return [(f"{line['time_s']:.1f} s", _told(line)) for line in run.decisions[-MAX_DECISIONS:]]
 
 

@@ -96,7 +96,7 @@ def logprob_gap(run: RunData) -> Figure | None:
 
 
 def makespan(run: RunData) -> Figure | None:
-    """Of each step's rollout: what the runtime tracker's profile predicts, and what was measured."""
+    """Plot each step's rollout time: predicted by the runtime tracker's profile, and measured."""
     lines = [line for line in run.profiles if line.get("measured_s") is not None]
     if not lines:
         return None

@@ -67,5 +67,5 @@ def _label(gpu: str, users: list[str]) -> str:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """So that local/10 comes after local/9."""
+    """Return a sort key that puts local/10 after local/9."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]

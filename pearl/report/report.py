@@ -89,7 +89,7 @@ def _from_to(lines: list[Line], key: str) -> str:
 
 
 def _tokens_per_second(steps: list[Line]) -> float | None:
-    """Over all steps: tokens generated and trained by the steps' whole duration."""
+    """Divide the tokens generated and trained in all steps by the steps' whole duration."""
     seconds = sum(line.get("seconds") or 0 for line in steps)
     tokens = sum((line.get("tokens_generated") or 0) + (line.get("tokens_trained") or 0) for line in steps)
     return tokens / seconds if seconds > 0 else None

@@ -38,7 +38,7 @@ def rows(run: RunData) -> list[str]:
 
 
 def bars(run: RunData) -> list[Bar]:
-    """Of workers, in time order within a worker."""
+    """Return the workers' bars, in time order within a worker."""
     layout = lay_out(run)
     found = [
         Bar(row, _with_role(state, line), line["time_s"], end_s, version_of(line), _detail(line))
@@ -61,7 +61,7 @@ def training_bars(run: RunData) -> list[Bar]:
 
 
 def presence_bars(run: RunData) -> list[Bar]:
-    """When preemptible GPUs were there, and from when on they had to be given back."""
+    """Return when preemptible GPUs were there, and from when on they had to be given back."""
     layout = lay_out(run)
     found = []
     for gpu, lines in _by_gpu(run).items():

@@ -19,12 +19,12 @@ class TimelineEvent(NamedTuple):
 
 
 def losses(run: RunData) -> list[TimelineEvent]:
-    """When a worker or the training world was lost, and what was said about it."""
+    """List when a worker or the training world was lost, with the reason."""
     return [mark for mark, wanted in _ends(run) if not wanted]
 
 
 def stops(run: RunData) -> list[TimelineEvent]:
-    """When a worker's process ended because it was meant to: reclaimed, shrunk, replaced."""
+    """List when a worker's process ended as planned: reclaimed, shrunk, replaced."""
     return [mark for mark, wanted in _ends(run) if wanted]
 
 
@@ -38,7 +38,7 @@ def num_lost(run: RunData) -> int:
 
 
 def version_changes(run: RunData) -> list[TimelineEvent]:
-    """When a slot first served a version."""
+    """List when each slot first served a version."""
     layout = lay_out(run)
     marks = []
     for slot, lines in by_slot(run).items():
@@ -52,7 +52,7 @@ def version_changes(run: RunData) -> list[TimelineEvent]:
 
 
 def publications(run: RunData) -> list[TimelineEvent]:
-    """When training had made a version."""
+    """List when training published each version."""
     layout = lay_out(run)
     return [
         mark
@@ -63,7 +63,7 @@ def publications(run: RunData) -> list[TimelineEvent]:
 
 
 def capacity_changes(run: RunData, event: str) -> list[TimelineEvent]:
-    """Of the GPUs that "arrived", were "reclaimed", "returned" or "lost"."""
+    """List when GPUs "arrived", were "reclaimed", "returned" or "lost"."""
     layout = lay_out(run)
     return [
         TimelineEvent(layout.of_gpu(gpu), line["time_s"], _capacity_label(line))
@@ -74,7 +74,7 @@ def capacity_changes(run: RunData, event: str) -> list[TimelineEvent]:
 
 
 def handoffs(run: RunData, event: str) -> list[TimelineEvent]:
-    """When a "borrow" or a "return" of the training GPUs was complete."""
+    """List when a "borrow" or a "return" of the training GPUs was complete."""
     layout = lay_out(run)
     return [
         mark

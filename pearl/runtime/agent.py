@@ -18,6 +18,7 @@ from pearl.runtime.node_agent import NodeAgent
 from pearl.runtime.preemptible_agent import JoinOptions, PreemptibleAgent
 from pearl.runtime.rpc_client import RpcClient
 from pearl.runtime.signals import watch_signals
+from pearl.runtime.subreaper import adopt_orphans
 from pearl.types.config import RuntimeConfig
 from pearl.types.messages.control import AgentReport, ControlMessage, Hello
 
@@ -65,7 +66,7 @@ def join(terms: JoinOptions, report: AgentReport) -> str:
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
 
     async def run() -> str:
-        return await PreemptibleAgent(terms, report).run()
+        return await PreemptibleAgent(terms, report, adopts_orphans=adopt_orphans()).run()
 
     return uvloop.run(run())
 
@@ -83,7 +84,7 @@ def make_report(
 
 
 async def serve(options: argparse.Namespace, report: AgentReport) -> str:
-    agent = NodeAgent(report, options.lease_s)
+    agent = NodeAgent(report, options.lease_s, adopts_orphans=adopt_orphans())
     watch_signals(agent.leave)
     hello = Hello("agent", options.slot, options.incarnation, options.host, os.getpid(), options.run_id)
     peer = RpcClient(

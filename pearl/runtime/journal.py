@@ -2,8 +2,8 @@
 holds the entries (now, event, commands) that came after it, so any segment can be replayed on its own and a
 resume reads only the newest.
 
-The journal neither knows nor checks what events, commands and snapshots are: the caller encodes them, the first
-two as MessagePack. ``append`` returns when the entries are with the OS, and only then may their commands run.
+The journal neither knows nor checks what events, commands, snapshots and settings are: the caller encodes them, the
+first two as MessagePack. ``append`` returns when the entries are with the OS, and only then may their commands run.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,6 +25,7 @@ class Opening(msgspec.Struct, frozen=True, array_like=True):
     format: int
     first_entry: int
     snapshot: bytes
+    settings: bytes = b""  # of the run; empty in journals that were written before there was this field
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -50,16 +51,26 @@ class Journal:
     """The one writer of a journal; made by ``create`` or ``open_for_append``."""
 
     def __init__(
-        self, directory: Path, number: int, first_entry: int, snapshot: bytes, segment_bytes: int
+        self,
+        directory: Path,
+        number: int,
+        first_entry: int,
+        snapshot: bytes,
+        segment_bytes: int,
+        settings: bytes,
     ) -> None:
         self.directory = directory
         self.num_entries = first_entry  # since the run began
         self._segment_bytes = segment_bytes
+        self._settings = settings
+        self._closed: dict[Path, tuple[int, int]] = {}  # inode and size of the segments that this life wrote
         self._number = number
         self._writer = self._open_segment(snapshot)
 
     @classmethod
-    def create(cls, directory: Path, snapshot: bytes, *, segment_bytes: int = SEGMENT_BYTES) -> Self:
+    def create(
+        cls, directory: Path, snapshot: bytes, *, segment_bytes: int = SEGMENT_BYTES, settings: bytes = b""
+    ) -> Self:
         """Begin a journal. ValueError when there is one already."""
         directory.mkdir(parents=True, exist_ok=True)
         wal.remove_drafts(directory)
@@ -67,10 +78,12 @@ class Journal:
             raise ValueError(
                 f"{directory} already holds a journal: resume that run or choose another run directory"
             )
-        return cls(directory, 1, 0, snapshot, segment_bytes)
+        return cls(directory, 1, 0, snapshot, segment_bytes, settings)
 
     @classmethod
-    def open_for_append(cls, directory: Path, snapshot: bytes, *, segment_bytes: int = SEGMENT_BYTES) -> Self:
+    def open_for_append(
+        cls, directory: Path, snapshot: bytes, *, segment_bytes: int = SEGMENT_BYTES, settings: bytes = b""
+    ) -> Self:
         """Go on after ``recover``: cut off a torn tail and open a new segment with ``snapshot``, the state to which
         the recovered entries led."""
         wal.remove_drafts(directory)
@@ -78,7 +91,7 @@ class Journal:
         number = wal.segment_numbers(directory)[-1]
         wal.cut_torn_tail(wal.segment_path(directory, number))
         first_entry = newest.opening.first_entry + len(newest.entries)
-        return cls(directory, number + 1, first_entry, snapshot, segment_bytes)
+        return cls(directory, number + 1, first_entry, snapshot, segment_bytes, settings)
 
     @property
     def wants_snapshot(self) -> bool:
@@ -95,6 +108,7 @@ class Journal:
 
     def roll(self, snapshot: bytes) -> None:
         """Close the segment and open the next with ``snapshot``, the state after the last entry."""
+        self._closed[self._writer.path] = self._writer.inode, self._writer.size
         self._writer.close()
         self._number += 1
         self._writer = self._open_segment(snapshot)
@@ -107,11 +121,16 @@ class Journal:
             wal.segment_path(self.directory, number).unlink()
         return len(old)
 
+    def damage(self) -> str:
+        """Return what is missing on disk of this life's segments and of those before them; "" = nothing."""
+        written = self._closed | {self._writer.path: (self._writer.inode, self._writer.size)}
+        return wal.damage(self.directory, written)
+
     def close(self) -> None:
         self._writer.close()
 
     def _open_segment(self, snapshot: bytes) -> wal.SegmentWriter:
-        opening = Opening(FORMAT, self.num_entries, snapshot)
+        opening = Opening(FORMAT, self.num_entries, snapshot, self._settings)
         return wal.SegmentWriter(wal.segment_path(self.directory, self._number), [_encode(opening)])
 
 

@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from pearl.runtime.errors import PeerGoneError, RefusedError, RemoteError
+from pearl.runtime.orphans import Orphans
 from pearl.runtime.process_group import ProcessGroup
 from pearl.types.messages.control import (
     COORDINATOR_PLACEHOLDER,
@@ -76,14 +77,21 @@ class NodeAgent:
     Args:
         report: a preemptible host asks to be taken in; the coordinator's own just tells what it has.
         choose_logs: where groups log whose log directory is not to be had on this host; gets it, returns the other.
+        adopts_orphans: all descendants of this process are its own, as ``subreaper.adopt_orphans`` says.
     """
 
     def __init__(
-        self, report: AgentReport, lease_s: float, choose_logs: Callable[[Path, str], Path] | None = None
+        self,
+        report: AgentReport,
+        lease_s: float,
+        choose_logs: Callable[[Path, str], Path] | None = None,
+        *,
+        adopts_orphans: bool = False,
     ) -> None:
         self._report = report
         self._lease_s = lease_s
         self._choose_logs = choose_logs
+        self._orphans = Orphans(adopts_orphans)
         self._groups: dict[str, ProcessGroup] = {}
         self._num_handled = 0
         self._leaving = asyncio.Event()
@@ -112,7 +120,13 @@ class NodeAgent:
             # Only a bug leaves any here: the groups must not outlive the tasks that started them.
             for group in list(self._groups.values()):
                 await group.stop(0)
+            await self._orphans.end(())
         return self._reason
+
+    @property
+    def survivors(self) -> tuple[str, ...]:
+        """Who did not end on SIGKILL, in words."""
+        return self._orphans.survivors
 
     async def handle(self, message: ControlMessage) -> ControlMessage | None:
         """Serve one message; calls may overlap. ValueError or OSError says why it could not be done."""
@@ -230,11 +244,8 @@ class NodeAgent:
         logs = Path(spec.log_directory)
         if self._choose_logs is not None:
             logs = self._choose_logs(logs, connection.run_id)
-        meanings = {
-            COORDINATOR_PLACEHOLDER: connection.address,
-            DIRECTORY_PLACEHOLDER: str(logs / spec.group),
-        }
-        arguments = tuple(_fill_in(argument, meanings) for argument in spec.arguments)
+        directory = str(logs / spec.group)
+        arguments = tuple(_fill_in(argument, connection.address, directory) for argument in spec.arguments)
         return msgspec.structs.replace(spec, arguments=arguments, log_directory=str(logs))
 
     async def _stop(self, request: StopGroup) -> StopGroupReply:
@@ -251,6 +262,7 @@ class NodeAgent:
         exit_ = await group.wait()
         name = group.spec.group
         del self._groups[name]
+        await self._orphans.end(self._groups.values())
         log.info("group %s is gone: %s", name, exit_.reason)
         await self._notify(GroupExited(name, exit_.code, exit_.reason, exit_.log_tail, exit_.counter))
 
@@ -270,9 +282,14 @@ class NodeAgent:
                 tasks.create_task(stop, name=f"end {group.spec.group}")
 
 
-def _fill_in(argument: str, meanings: Mapping[str, str]) -> str:
-    for placeholder, meaning in meanings.items():
-        argument = argument.replace(placeholder, meaning)
+def _fill_in(argument: str, address: str, directory: str) -> str:
+    """Only a whole argument, or a file directly in the directory, is a placeholder: a name that a person has chosen may
+    hold any characters."""
+    if argument == COORDINATOR_PLACEHOLDER:
+        return address
+    head, slash, name = argument.partition("/")
+    if head == DIRECTORY_PLACEHOLDER and slash and "/" not in name:
+        return f"{directory}/{name}"
     return argument
 
 

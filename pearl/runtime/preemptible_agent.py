@@ -48,8 +48,9 @@ class JoinOptions(msgspec.Struct, frozen=True, kw_only=True):
 class PreemptibleAgent:
     """Runs once."""
 
-    def __init__(self, terms: JoinOptions, report: AgentReport) -> None:
+    def __init__(self, terms: JoinOptions, report: AgentReport, *, adopts_orphans: bool = False) -> None:
         assert report.preemptible
+        self._adopts_orphans = adopts_orphans
         self._terms = terms
         self._report = report
         self._run_id = terms.run_id
@@ -63,7 +64,7 @@ class PreemptibleAgent:
         """Until it leaves as it was asked to; returns why.
 
         Raises:
-            GivenUpError: it was refused, or found no coordinator for ``rejoin_s``.
+            GivenUpError: it was refused, found no coordinator for ``rejoin_s``, or leaves processes that do not end.
         """
         loop = asyncio.get_running_loop()
         watch_signals(self.call_off)
@@ -74,12 +75,19 @@ class PreemptibleAgent:
         incarnation = 0
         while True:
             incarnation += 1
-            agent = self._agent = NodeAgent(self._report, self._terms.lease_s, self._choose_logs)
+            agent = self._agent = NodeAgent(
+                self._report, self._terms.lease_s, self._choose_logs, adopts_orphans=self._adopts_orphans
+            )
             peer = self._make_peer(agent, incarnation)
             patience = loop.call_at(max(give_up_at, loop.time() + MIN_TRY_S), self._lose_patience, agent)
             reason = await agent.run(peer)
             patience.cancel()
             self._run_id = peer.run_id
+            if agent.survivors:
+                raise GivenUpError(
+                    f"{reason}; these processes do not end on SIGKILL, and hold what they had of this host: "
+                    + ", ".join(agent.survivors)
+                )
             if agent.cause == "asked" or self._called_off.is_set():
                 return reason
             if agent.cause == "refused":

@@ -1,7 +1,8 @@
 """Starts, watches and ends one group of processes, a fault domain: torchrun with its ranks, or one plain process.
 
-Ending a group ends everything that carries its markers, whoever its parent is by then. Under uvloop and asyncio
-children are started from the loop's thread, which is what ``lifeline`` asks for.
+The process that is started first is a ``subreaper``: ending a group ends everything below it and everything that
+carries its markers, whoever its parent is by then. Under uvloop and asyncio children are started from the loop's
+thread, which is what ``lifeline`` asks for.
 """
 
 import asyncio
@@ -10,10 +11,12 @@ import re
 import signal
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
+import psutil
 
 import pearl
 from pearl.runtime import mmap_counter, parent_death, process_markers
@@ -59,10 +62,11 @@ class ProcessGroup:
 
     @property
     def pid(self) -> int | None:
+        """Of the subreaper, above all others of the group."""
         return None if self._process is None else self._process.pid
 
     async def start(self) -> int:
-        """Start it and return the launcher's pid. OSError when the log directory or the program is unusable."""
+        """Start it and return the subreaper's pid. OSError when the log directory or the program is unusable."""
         assert self._process is None
         async with self._ending:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -79,12 +83,12 @@ class ProcessGroup:
         return self._process.pid
 
     async def wait(self) -> Exit:
-        """Until the launcher has ended; then nothing of the group is left. Any number of tasks may wait."""
+        """Until the subreaper has ended; then nothing of the group is left. Any number of tasks may wait."""
         assert self._process is not None
         code = await self._process.wait()
         async with self._ending:
             if self._exit is None:
-                await process_markers.kill_marked(self.run_id, self.spec.group)
+                await self._kill()
                 reason = self._stop_reason or _describe(code)
                 self._exit = Exit(
                     code, reason, log_tail(self.directory), mmap_counter.read(self._counter_path)
@@ -103,14 +107,31 @@ class ProcessGroup:
             self._stop_reason = reason
             if grace_s > 0:
                 await self._terminate(grace_s)
-            return await process_markers.kill_marked(self.run_id, self.spec.group)
+            return await self._kill()
+
+    async def _kill(self) -> int:
+        """End the others first: the subreaper has to hold on to those that only descent tells of."""
+        group, run_id, subreaper = self.spec.group, self.run_id, self.pid
+
+        def others() -> list[int]:
+            found = process_markers.with_descendants(process_markers.find_marked(run_id, group))
+            return [pid for pid in found if pid != subreaper]
+
+        killed = await process_markers.kill_all(others)
+        assert subreaper is not None
+        if self._process is not None and self._process.returncode is None:
+            with process_markers.open_pidfds([subreaper]) as fds:
+                process_markers.send(fds, signal.SIGCONT)
+                if not await wait_exited(fds, process_markers.KILL_LIMIT_S):
+                    process_markers.send(fds, signal.SIGKILL)
+        return killed.num_killed
 
     async def _terminate(self, grace_s: float) -> None:
-        found = process_markers.find_marked(self.run_id, self.spec.group)
-        launcher = self.pid if self.spec.num_processes else None
+        found = [pid for pid in process_markers.find_marked(self.run_id, self.spec.group) if pid != self.pid]
+        torchrun = self._torchrun()
         with (
-            process_markers.open_pidfds(pid for pid in found if pid != launcher) as fds,
-            process_markers.open_pidfds(pid for pid in found if pid == launcher) as launchers,
+            process_markers.open_pidfds(pid for pid in found if pid not in torchrun) as fds,
+            process_markers.open_pidfds(pid for pid in found if pid in torchrun) as launchers,
         ):
             for receivers in (fds, launchers):
                 process_markers.send(receivers, signal.SIGTERM)
@@ -119,9 +140,17 @@ class ProcessGroup:
                 )  # who is stopped sees SIGTERM only when it runs again
             await wait_exited(fds, grace_s)
 
+    def _torchrun(self) -> set[int]:
+        """It has nothing to put in order for us."""
+        if self.pid is None or self.spec.num_processes == 0:
+            return set()
+        with suppress(psutil.Error):
+            return {child.pid for child in psutil.Process(self.pid).children()}
+        return set()
+
 
 def command_line(spec: StartGroup, directory: Path) -> list[str]:
-    spawn = [sys.executable, "-u", "-m", "pearl.runtime.child_entrypoint"]
+    spawn = [sys.executable, "-u", "-m", "pearl.runtime.subreaper"]
     if spec.num_processes == 0:
         return [*spawn, spec.module, *spec.arguments]
     torchrun = [
@@ -133,10 +162,14 @@ def command_line(spec: StartGroup, directory: Path) -> list[str]:
         f"--log-dir={directory / 'torchrun'}",  # or it leaves a directory in /tmp for every group
         "-m",
         "pearl.runtime.child_entrypoint",
-        "--log-directory",
-        str(directory),
+        *(_literal(word) for word in ("--log-directory", str(directory), spec.module, *spec.arguments)),
     ]
-    return [*spawn, *torchrun, spec.module, *spec.arguments]
+    return [*spawn, *torchrun]
+
+
+def _literal(word: str) -> str:
+    """For torchrun, to which the arguments of its ranks are templates with $ as the mark."""
+    return word.replace("$", "$$")
 
 
 def group_environment(

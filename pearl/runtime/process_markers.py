@@ -1,14 +1,17 @@
-"""Finds and ends the processes of a run or a group by the markers in their environment. Linux only.
+"""Finds and ends the processes of a run or a group: by the markers in their environment, and by descent. Linux only.
 
-A tree walk misses whoever was re-parented; the markers are inherited and stay. Descendants of marked processes
-count too, whatever environment they were given. The calling process and its ancestors are never included.
+The markers are inherited and stay when a parent dies. Who was given another environment is found by descent, which
+``pearl.runtime.subreaper`` keeps whole. The calling process and its ancestors are never included.
 """
 
 import logging
 import os
 import signal
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
+
+import psutil
 
 from pearl.runtime.pidfd import wait_exited
 
@@ -21,64 +24,100 @@ KILL_LIMIT_S = (
 log = logging.getLogger(__name__)
 
 
+class Killed(NamedTuple):
+    """What came of killing processes."""
+
+    num_killed: int
+    survivors: tuple[str, ...]  # who did not end within the limit, each in words
+
+
 def process_start(pid: int) -> int | None:
-    """When ``pid`` started, in clock ticks since boot; None when there is none or only its zombie is left.
+    """Return when ``pid`` started, in clock ticks since boot; None when there is none or only its zombie is left.
 
     With the pid it names a process for good: a reused pid has another start.
     """
-    fields = _stat(pid)
-    return None if fields is None or fields[0] == "Z" else int(fields[19])
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else int(fields[19])
 
 
 def find_marked(run_id: str, group: str | None = None) -> list[int]:
     """Living processes that carry the run's marker, and the group's when one is given."""
     assert run_id, "an empty marker would match strangers"
+    spared = _self_and_ancestors()
+    return [pid for pid in psutil.pids() if pid not in spared and is_marked(pid, run_id, group)]
+
+
+def is_marked(pid: int, run_id: str, group: str | None = None) -> bool:
+    """Return whether the process carries the run's marker, and the group's when one is given."""
     wanted = {f"{RUN_VARIABLE}={run_id}".encode()}
     if group is not None:
         wanted.add(f"{GROUP_VARIABLE}={group}".encode())
-    spared = _self_and_ancestors()
-    return [pid for pid in _pids() if pid not in spared and wanted <= _environment(pid)]
+    return wanted <= _environment(pid)
 
 
 def with_descendants(pids: Iterable[int]) -> list[int]:
     """The living of ``pids`` and all their descendants, in no order."""
-    children: dict[int, list[int]] = {}
-    living = set()
-    for pid in _pids():
-        fields = _stat(pid)
-        if fields is not None and fields[0] != "Z":
-            living.add(pid)
-            children.setdefault(int(fields[1]), []).append(pid)
     found: set[int] = set()
-    queue = list(pids)
-    while queue:
-        pid = queue.pop()
-        if pid not in found:
-            found.add(pid)
-            queue.extend(children.get(pid, ()))
-    return list((found & living) - _self_and_ancestors())
+    for pid in pids:
+        if pid in found:
+            continue
+        try:
+            process = psutil.Process(pid)
+            tree = [process, *process.children(recursive=True)]
+        except psutil.Error:
+            continue
+        found.update(member.pid for member in tree if is_living(member))
+    return list(found - _self_and_ancestors())
 
 
-async def kill_run(run_id: str, limit_s: float = KILL_LIMIT_S) -> int:
+def is_living(process: psutil.Process) -> bool:
+    """Return whether it is neither gone nor a zombie that waits for its parent."""
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
+def describe(pid: int) -> str:
+    """Return the process in words, for the person who has to deal with it."""
+    try:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            return f"pid {pid} ({process.name()}, {process.status()})"
+    except psutil.Error:
+        return f"pid {pid}"
+
+
+async def kill_run(run_id: str, limit_s: float = KILL_LIMIT_S) -> Killed:
     """Kill -9 every process of the run on this host, sandboxes and re-parented ones included.
 
-    For the coordinator's own end, and for a next life of the same run directory. Returns how many were killed.
+    For the coordinator's own end, and for a next life of the same run directory.
     """
     return await kill_marked(run_id, None, limit_s)
 
 
-async def kill_marked(run_id: str, group: str | None, limit_s: float = KILL_LIMIT_S) -> int:
-    """Kill -9 the run's (or one group's) processes until none is found. Returns how many were killed."""
+async def kill_marked(run_id: str, group: str | None, limit_s: float = KILL_LIMIT_S) -> Killed:
+    """Kill -9 the run's (or one group's) processes until none is found."""
+    return await kill_all(lambda: with_descendants(find_marked(run_id, group)), limit_s)
+
+
+async def kill_all(find: Callable[[], list[int]], limit_s: float = KILL_LIMIT_S) -> Killed:
+    """Kill -9 whomever ``find`` names until it names nobody any more."""
     killed: set[int] = set()
-    while members := with_descendants(find_marked(run_id, group)):
+    while members := find():
         # Whoever forks while it is being killed leaves a child for the next round.
         with open_pidfds(members) as fds:
             killed.update(members)
             send(fds, signal.SIGKILL)
             if not await wait_exited(fds, limit_s):
-                log.error("run %s: processes do not end on SIGKILL within %g s: %s", run_id, limit_s, members)
-                break
-    return len(killed)
+                survivors = tuple(map(describe, find()))
+                log.error("processes do not end on SIGKILL within %g s: %s", limit_s, ", ".join(survivors))
+                return Killed(len(killed), survivors)
+    return Killed(len(killed), ())
 
 
 @contextmanager
@@ -106,11 +145,8 @@ def send(fds: Sequence[int], number: signal.Signals) -> None:
             continue  # gone already, or a set-uid program that ends with its parent's pipes
 
 
-def _pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-
-
 def _environment(pid: int) -> set[bytes]:
+    # As bytes: an environment need not be text, nor hold a value for each name, as psutil takes it to.
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return set(file.read().split(b"\0"))
@@ -118,19 +154,6 @@ def _environment(pid: int) -> set[bytes]:
         return set()  # another user's, a zombie, or gone
 
 
-def _stat(pid: int) -> list[str] | None:
-    """Fields of /proc/PID/stat after the command name: state, parent, ..., start time at index 19."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()
-    except OSError:
-        return None
-
-
 def _self_and_ancestors() -> set[int]:
-    spared, pid = set(), os.getpid()
-    while pid > 0:
-        spared.add(pid)
-        fields = _stat(pid)
-        pid = int(fields[1]) if fields is not None else 0
-    return spared
+    own = psutil.Process()
+    return {own.pid, *(parent.pid for parent in own.parents())}

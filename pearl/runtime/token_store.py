@@ -63,6 +63,7 @@ class TokenStore:
         self._buffered_bytes = 0
         self._live: dict[int, set[int]] = {}  # segment -> live trajectories with tokens in it, oldest first
         self._writer: wal.SegmentWriter | None = None
+        self._written: dict[Path, tuple[int, int]] = {}  # inode and size of the closed segments
         self._number = 0
         self.torn_bytes = 0
         directory.mkdir(parents=True, exist_ok=True)
@@ -134,6 +135,14 @@ class TokenStore:
     def view(self, trajectory: int) -> TrajectoryTokens:
         return self._tokens[trajectory].view()
 
+    def damage(self) -> str:
+        """Return what is missing on disk of that which a resume would need; "" = nothing."""
+        self.flush()
+        written = dict(self._written)
+        if self._writer is not None:
+            written[self._writer.path] = self._writer.inode, self._writer.size
+        return wal.damage(self._directory, written)
+
     def close(self) -> None:
         """Flush, and put the last segment on the device. Harmless twice."""
         self.flush()
@@ -149,6 +158,8 @@ class TokenStore:
                 self.torn_bytes = wal.cut_torn_tail(path)
             self._live[number] = set()
             self._number = number
+            status = path.stat()
+            self._written[path] = status.st_ino, status.st_size
             for record in wal.read_segment(path, may_be_torn=False):
                 self._replay(path, record)
 
@@ -193,6 +204,7 @@ class TokenStore:
         """The segment to write to; a new one when there is none yet or it is full."""
         if self._writer is None or self._writer.size >= self._segment_bytes:
             if self._writer is not None:
+                self._written[self._writer.path] = self._writer.inode, self._writer.size
                 self._writer.close()
             self._number += 1
             self._live[self._number] = set()
@@ -201,7 +213,9 @@ class TokenStore:
 
     def _delete_dead(self) -> None:
         while (oldest := next(iter(self._live))) != self._number and not self._live[oldest]:
-            wal.segment_path(self._directory, oldest).unlink(missing_ok=True)
+            path = wal.segment_path(self._directory, oldest)
+            path.unlink(missing_ok=True)
+            self._written.pop(path, None)
             del self._live[oldest]
 
 

@@ -8,7 +8,7 @@ xxh32 of the length, xxh3-64 of the payload, and the payload as bin32. A crash c
 import os
 import re
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -97,6 +97,7 @@ class SegmentWriter:
         self.path = path
         self.size = 0
         self._fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self.inode = os.fstat(self._fd).st_ino
         self.write(first)
         os.fsync(self._fd)
         os.replace(draft, path)
@@ -116,6 +117,24 @@ class SegmentWriter:
             os.fsync(self._fd)
             os.close(self._fd)
             self._fd = -1
+
+
+def damage(directory: Path, written: Mapping[Path, tuple[int, int]]) -> str:
+    """Return what has become of the segments in ``written`` (inode and size) or which are missing in between; "" when
+    they are all as they were written. Contents are not read."""
+    try:
+        segment_numbers(directory)
+        for path, (inode, size) in written.items():
+            status = path.stat()
+            if status.st_ino != inode:
+                return f"{path} was replaced"
+            if status.st_size != size:
+                return f"{path} has {status.st_size} bytes, {size} were written"
+    except FileNotFoundError as error:
+        return f"{error.filename} was deleted"
+    except (OSError, ValueError) as error:
+        return str(error)
+    return ""
 
 
 def remove_drafts(directory: Path) -> None:

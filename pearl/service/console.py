@@ -6,6 +6,7 @@ from typing import TextIO, assert_never
 from pearl.types.config import ElasticConfig
 from pearl.types.reports import (
     AnyReport,
+    ComparisonReport,
     DecisionReport,
     EvaluationReport,
     GateReport,
@@ -73,6 +74,8 @@ class Console:
                 return "" if report.switch == "none" else decision_line(report)
             case PlanReport():
                 return plan_line(report)
+            case ComparisonReport():
+                return comparison_line(report)
             case ProfileReport():
                 return ""
             case NoteReport():
@@ -135,6 +138,18 @@ def gate_line(report: GateReport) -> str:
 
 def decision_line(report: DecisionReport) -> str:
     return f"decision for {report.workers} worker(s): {report.target}: {report.reason}"
+
+
+def comparison_line(report: ComparisonReport) -> str:
+    part = "training" if report.part == "training" else f"worker {report.slot}"
+    if report.error:
+        return f"{part}: does not agree with transformers"
+    if report.skipped:
+        return f"{part}: not compared with transformers: {report.skipped}"
+    return (
+        f"{part}: agrees with transformers on {report.num_tokens} tokens, largest gap "
+        f"{report.max_gap:.1g} nats ({report.seconds:.1f} s)"
+    )
 
 
 def plan_line(report: PlanReport) -> str:

@@ -5,20 +5,27 @@ the person has been told what went wrong and what to do.
 """
 
 import asyncio
-import ipaddress
 import logging
 import os
-import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import Any
 
+import psutil
 import uvloop
 
 from pearl.runtime import process_markers, run_registry
 from pearl.runtime.fd_limit import check_fd_limit
+from pearl.runtime.stop_signals import (
+    STOP_SIGNALS,
+    exit_on_stop_signals,
+    hold_stop_signals,
+    release_stop_signals,
+)
+from pearl.runtime.subreaper import adopt_orphans
 from pearl.runtime.wal import DamagedError
 from pearl.service import recovery
 from pearl.service.console import Console, describe_elasticity
@@ -28,7 +35,9 @@ from pearl.service.recovery import FinishedError, InitialState
 from pearl.service.run_files import RunFiles
 from pearl.service.run_lock import claim
 from pearl.service.run_loop import RunFailedError, RunLoop
+from pearl.service.verification import verify
 from pearl.traces import at_most, read_trace
+from pearl.types import tcp_address
 from pearl.types.commands import Finish
 from pearl.types.config import Config
 from pearl.types.trace import TraceEvent
@@ -38,20 +47,25 @@ log = logging.getLogger(__name__)
 FAILED, EXIT_USAGE = 1, 2
 EXPLAINED = (RunFailedError, AgentFailedError, DamagedError, ValueError, OSError)
 """Errors whose text tells the person what to do; others are bugs."""
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run(config: Config, run_dir: Path, *, resume: bool) -> int:
     """Run or resume the job. The exit code: 0 done, 1 failed, 2 asked wrongly, 128 + N stopped by signal N."""
+    exit_on_stop_signals()
     console = Console(sys.stdout, config.rollout.num_workers)
     try:
         _check_model(config)
         trace = load_trace(config, console.announce)
         with (
-            claim(run_dir) as run_id,
+            _stop_signals_last(),
+            claim(run_dir) as (run_id, copied_from),
             log_to(run_dir / "coordinator.log"),
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
+            if copied_from:
+                console.announce(
+                    f"{run_dir} is a copy of run {copied_from}: it goes on as a run of its own, {run_id}"
+                )
             service = Service(config, run_dir, run_id, console, resume=resume, trace=trace)
             return runner.run(service.main())
     except ValueError as error:
@@ -60,6 +74,16 @@ def run(config: Config, run_dir: Path, *, resume: bool) -> int:
         code = _complain(_with_place(error, run_dir), FAILED)
         _offer_resume(run_dir, console)
         return code
+
+
+@contextmanager
+def _stop_signals_last() -> Iterator[None]:
+    """What comes while the event loop and its handlers go waits until there are others."""
+    try:
+        yield
+    finally:
+        exit_on_stop_signals()
+        release_stop_signals()
 
 
 class Service:
@@ -82,28 +106,59 @@ class Service:
         self._resume = resume
         self._trace = trace
         self._session: RunLoop | None = None
+        self._owns_descendants = False
+        self._lost: list[str] = []  # of what the run claims to have written
         self._task: asyncio.Task[int] | None = None
         self._signals: list[int] = []
 
     async def main(self) -> int:
-        self._task = asyncio.current_task()
         loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self._on_signal, number)
+        self._owns_descendants = adopt_orphans()
+        code = FAILED
         try:
-            return await self._run()
+            # A task of its own: signals may cancel it as often as they like, and what follows still happens.
+            async with asyncio.TaskGroup() as tasks:
+                self._task = tasks.create_task(self._run(), name="run")
+            code = self._task.result()
         except asyncio.CancelledError:
             if not self._signals:
                 raise
             # Cancelled by our own signal handler: the end of the run, not of whoever called it.
             self._console.announce(f"stopped by signal {self._signals[0]}")
-            return 128 + self._signals[0]
         except Exception as error:
             # The boundary: whatever happened, the person gets a word and no process is left behind.
             log.exception("the run failed")
-            raise _explained(error, self._run_dir) from error
+            if not (self._signals and self._task is not None and self._task.cancelling()):
+                raise _explained(error, self._run_dir) from error
+            # It was cancelled, by our own signal handler, and did not take it well.
+            self._console.announce(f"stopped by signal {self._signals[0]}")
         finally:
-            await process_markers.kill_run(self._run_id)
+            code = self._final_code(code, await self._kill_all())
+            hold_stop_signals()
+        return code
+
+    async def _kill_all(self) -> tuple[str, ...]:
+        """Kill whatever is left of the run on this host; returns who did not end, in words."""
+        own = psutil.Process()
+
+        def remaining() -> list[int]:
+            children = [child.pid for child in own.children()] if self._owns_descendants else []
+            return process_markers.with_descendants([*process_markers.find_marked(self._run_id), *children])
+
+        return (await process_markers.kill_all(remaining)).survivors
+
+    def _final_code(self, code: int, survivors: tuple[str, ...]) -> int:
+        if survivors:
+            _complain(
+                f"these processes do not end on SIGKILL and hold what they have, GPUs too: {', '.join(survivors)}; "
+                "the kernel does not let go of them, perhaps until the host is started again",
+                FAILED,
+            )
+        if self._signals and (code == 0 or (self._task is not None and self._task.cancelling())):
+            return 128 + self._signals[0]
+        return code or (FAILED if survivors else 0)
 
     def _on_signal(self, number: int) -> None:
         """The first asks for an orderly end, when there is something to put in order; the second kills everything."""
@@ -115,8 +170,11 @@ class Service:
             self._task.cancel()
 
     async def _run(self) -> int:
-        if self._resume:
-            await process_markers.kill_run(self._run_id)  # what a killed coordinator may have left
+        # What a killed coordinator may have left.
+        if self._resume and (survivors := (await process_markers.kill_run(self._run_id)).survivors):
+            self._console.announce(
+                f"warning: of the run's last life these do not end: {', '.join(survivors)}"
+            )
         self._console.announce(f"run directory: {self._run_dir}")
         if text := describe_elasticity(self._config.elastic):
             self._console.announce(text)
@@ -127,6 +185,7 @@ class Service:
             beginning = self._begin(files)
             try:
                 finish = await self._live(files, beginning)
+                self._lost += verify(files, beginning.journal, self._console.announce)
             except Exception:
                 self._remove_files(files)
                 raise
@@ -138,7 +197,7 @@ class Service:
             return 0
         finally:
             files.close()
-        await process_markers.kill_run(self._run_id)
+        await self._kill_all()
         self._write_report()
         return self._conclude(finish)
 
@@ -179,9 +238,16 @@ class Service:
 
     def _conclude(self, finish: Finish) -> int:
         assert self._session is not None
+        lost = [*self._session.lost, *self._lost]
+        if lost:
+            _complain("\n".join(lost), FAILED)
         error = self._session.failure or finish.error
         if not error:
-            return finish.exit_code
+            return finish.exit_code or (FAILED if lost else 0)
+        if lost:
+            return (
+                finish.exit_code if finish.exit_code >= 128 else _complain(error, finish.exit_code or FAILED)
+            )
         if not self._session.failure and finish.exit_code >= 128:
             self._console.announce(f"{error}; pearl run --resume --run-dir {self._run_dir} goes on with it")
             return finish.exit_code
@@ -233,18 +299,12 @@ def load_trace(config: Config, say: Callable[[str], None]) -> list[TraceEvent]:
 
 def how_to_join(address: str) -> str:
     """For hosts that can reach ``address``, on which we listen."""
-    host = urlsplit(address).hostname or ""
-    port = address.rpartition(":")[2]
-    try:
-        where = ipaddress.ip_address(host)
-    except ValueError:
-        where = None
-    if where is not None and where.is_unspecified:
+    where = tcp_address.parse(address)
+    host = where.host
+    if where.ip is not None and where.ip.is_unspecified:
         host = socket.gethostname()
-    elif where is not None and where.version == 6:
-        host = f"[{host}]"
-    command = f"pearl agent --coordinator {host}:{port}"
-    if host == "localhost" or (where is not None and where.is_loopback):
+    command = f"pearl agent --coordinator {tcp_address.join(host, where.port)}"
+    if where.is_loopback:
         return (
             f"agents of this host join with: {command} (runtime.address=tcp://HOST:PORT lets other hosts in)"
         )
@@ -254,23 +314,24 @@ def how_to_join(address: str) -> str:
 def check_address(config: Config) -> None:
     """ValueError when runtime.address is none on which this host can listen."""
     address = config.runtime.address
-    host = urlsplit(address).hostname
+    host = tcp_address.parse(address).host
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
         raise ValueError(f'runtime.address: "{address}": {host} is no host ({error.strerror})') from None
     # A name may have addresses of a family that this host does not use.
-    if not any(_can_listen(family, str(where[0])) for family, *_, where in found):
+    if not any(_can_listen(family, where) for family, *_, where in found):
         raise ValueError(
             f'runtime.address: "{address}": {host} is no address of this host; name one of its own, or '
-            "tcp://0.0.0.0:PORT for all of them"
+            "tcp://0.0.0.0:PORT for all of them (tcp://[::]:PORT with IPv6)"
         )
 
 
-def _can_listen(family: int, ip: str) -> bool:
+def _can_listen(family: int, where: tuple[Any, ...]) -> bool:
+    """``where`` as ``getaddrinfo`` gives it: of an IPv6 address its scope too."""
     try:
         with socket.socket(family) as probe:
-            probe.bind((ip, 0))
+            probe.bind((where[0], 0, *where[2:]))
     except OSError:
         return False
     return True

@@ -4,12 +4,14 @@
 ``metrics.jsonl``, ``trajectories.jsonl`` and ``summary.json`` the results, ``profile.json`` what was measured,
 ``logs/`` a directory a process group.
 
-A crash may come between a journal entry and its lines. Therefore every journal segment has a mark: the sizes that
-the two files had when it was opened. A resume cuts both back to the mark and writes the segment's lines again.
+A crash may come between a journal entry and its lines. Therefore every journal segment has a mark: the sizes and
+digests that the two files had when it was opened. A resume cuts both back to the mark and writes the segment's lines
+again, or all lines of the journal when a file or the mark is not what it was.
 """
 
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import msgspec
 
 from pearl.config import resolved_json, resolved_toml
 from pearl.core.elastic.profile_file import write_profile
+from pearl.service.result_file import ResultFile
 from pearl.types.commands import Report
 from pearl.types.config import Config
 from pearl.types.profile import Profile
@@ -32,6 +35,11 @@ class FileOffsets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     first_entry: int
     now: float  # seconds since the run's start
     sizes: tuple[int, int]  # bytes of the result files, in the order of RESULT_NAMES
+    digests: tuple[str, str] | None = None  # of those bytes
+
+
+class NotAsWrittenError(ValueError):
+    """The results or their marks are not what the run left; the text says which and how they can be had again."""
 
 
 class RunFiles:
@@ -46,60 +54,68 @@ class RunFiles:
         self.tokens = run_dir / "tokens"
         self._marks = run_dir / "marks.json"
         self.logs.mkdir(parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self._fds = [os.open(run_dir / name, flags, 0o644) for name in RESULT_NAMES]
-        self._pending = [bytearray() for _ in RESULT_NAMES]
+        self.results = tuple(ResultFile(run_dir / name) for name in RESULT_NAMES)
+        self._documents: dict[Path, bytes] = {}  # what was written whole
 
     def write_config(self, config: Config) -> None:
-        _replace(self.run_dir / "config.toml", resolved_toml(config).encode())
-        _replace(self.config_json, resolved_json(config).encode())
+        self._write(self.run_dir / "config.toml", resolved_toml(config).encode())
+        self._write(self.config_json, resolved_json(config).encode())
 
     def report(self, report: Report) -> None:
-        self._append(0, line_of(report.report))
+        self.results[0].append(strict_json(line_of(report.report)) + b"\n")
 
     def trajectory(self, record: TrajectoryRecord) -> None:
-        self._append(1, record)
+        self.results[1].append(strict_json(record) + b"\n")
 
     def flush(self) -> None:
         """All lines so far are with the OS on return. After an OSError the run must end."""
-        for fd, pending in zip(self._fds, self._pending, strict=True):
-            while pending:
-                del pending[: os.write(fd, pending)]
+        for result in self.results:
+            result.flush()
 
     def summary(self, summary: dict[str, Any]) -> None:
-        _replace(self.run_dir / "summary.json", msgspec.json.format(strict_json(summary), indent=2) + b"\n")
+        self._write(
+            self.run_dir / "summary.json", msgspec.json.format(strict_json(summary), indent=2) + b"\n"
+        )
 
     def profile(self, profile: Profile) -> None:
         """For ``pearl decide`` and the simulator."""
-        _replace(self.run_dir / "profile.json", write_profile(profile))
+        self._write(self.run_dir / "profile.json", write_profile(profile))
 
     def save_offsets(self, first_entry: int, now: float) -> None:
         """Note the sizes for the journal segment that is about to be opened at ``first_entry``."""
         self.flush()
-        sizes = [os.fstat(fd).st_size for fd in self._fds]
+        metrics, trajectories = self.results
+        mark = FileOffsets(
+            first_entry, now, (metrics.size, trajectories.size), (metrics.digest, trajectories.digest)
+        )
         # The mark before stays: the segment that this one is for may never come to be.
-        marks = [*self._read_marks()[-1:], FileOffsets(first_entry, now, (sizes[0], sizes[1]))]
-        _replace(self._marks, msgspec.json.encode(marks))
+        before: list[FileOffsets] = []
+        with suppress(NotAsWrittenError):
+            before = self._read_marks()[-1:]
+        replace_file(self._marks, msgspec.json.encode([*before, mark]))
 
     def truncate_to_offsets(self, first_entry: int) -> FileOffsets:
         """Cut the result files back to the mark of the segment that begins at ``first_entry``, and return it.
 
         Raises:
-            ValueError: there is no such mark, or the files are shorter than it says.
+            NotAsWrittenError: there is no such mark, or the files do not hold what it says.
         """
         self.flush()
         mark = next((mark for mark in self._read_marks() if mark.first_entry == first_entry), None)
         if mark is None:
-            raise ValueError(
-                f"{self._marks} knows nothing of journal entry {first_entry}: it is not this run's; restore it"
-            )
-        for fd, name, size in zip(self._fds, RESULT_NAMES, mark.sizes, strict=True):
-            if os.fstat(fd).st_size < size:
-                raise ValueError(
-                    f"{self.run_dir / name} is shorter than its {size} bytes at the last snapshot: restore it"
-                )
-            os.ftruncate(fd, size)
+            raise NotAsWrittenError(f"{self._marks} has no mark of journal entry {first_entry}")
+        for result, size, digest in zip(self.results, mark.sizes, mark.digests or (None, None), strict=True):
+            if damage := result.cut(size, digest):
+                raise NotAsWrittenError(damage)
         return mark
+
+    def damaged_documents(self) -> list[Path]:
+        """Return the files written whole by this process of which the disk does not hold what was written."""
+        return [path for path, data in self._documents.items() if _content(path) != data]
+
+    def write_documents_again(self) -> None:
+        for path in self.damaged_documents():
+            replace_file(path, self._documents[path])
 
     def remove(self) -> None:
         """Leave nothing of a run that never began but its logs."""
@@ -110,17 +126,20 @@ class RunFiles:
 
     def close(self) -> None:
         """What was not flushed is lost, as in a crash; a resume writes it again."""
-        while self._fds:
-            os.close(self._fds.pop())
+        for result in self.results:
+            result.close()
 
-    def _append(self, index: int, values: Any) -> None:
-        self._pending[index] += strict_json(values) + b"\n"
+    def _write(self, path: Path, data: bytes) -> None:
+        self._documents[path] = data
+        replace_file(path, data)
 
     def _read_marks(self) -> list[FileOffsets]:
         try:
             return msgspec.json.decode(self._marks.read_bytes(), type=list[FileOffsets])
         except FileNotFoundError:
             return []
+        except (OSError, msgspec.DecodeError) as error:
+            raise NotAsWrittenError(f"{self._marks} does not hold the marks of a run: {error}") from None
 
 
 def strict_json(values: Any) -> bytes:
@@ -128,7 +147,7 @@ def strict_json(values: Any) -> bytes:
     return msgspec.json.encode(values)
 
 
-def _replace(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes) -> None:
     """Write a file whole or not at all."""
     draft = path.with_name(path.name + ".tmp")
     with draft.open("wb") as file:
@@ -136,3 +155,10 @@ def _replace(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(draft, path)
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None

@@ -39,6 +39,7 @@ from pearl.service.processes.process_manager import LOCAL_HOST, ProcessManager
 from pearl.service.processes.process_specs import ProcessSpecs
 from pearl.service.recovery import InitialState
 from pearl.service.run_files import RunFiles, strict_json
+from pearl.service.verification import checkpoint_damage
 from pearl.types import events
 from pearl.types.commands import Finish
 from pearl.types.config import Config
@@ -95,6 +96,8 @@ class RunLoop:
         self._agent = agent
         self._trace = trace
         self.is_driving = False  # whether the core can be asked for an end
+        self._agent_is_silent = False
+        self.lost: list[str] = []  # what the disk has lost of what a next life would need
         self.failure = ""  # why the run ends before the core wished it
 
     # from outside
@@ -154,7 +157,7 @@ class RunLoop:
         await self._start_agent(server, tasks, watch, groups, processes)
         store = TokenStore(self._files.tokens)
         stack.callback(store.close)
-        environments = EnvironmentPool(config, server, processes, store, inbox, tasks.spawn)
+        environments = EnvironmentPool(config, server, processes, store, inbox, tasks.spawn, say)
         described = await self._start_environments(environments, groups, tasks)
         groups.set_vocabulary(described.vocabulary_size)
 
@@ -196,8 +199,16 @@ class RunLoop:
         if not is_new:
             executor.forget_the_rest()
         finish = await driver.run()
+        self.lost += self._find_lost(finish, store, trainer)
         log.info("not taken from frames: %s; the server counted %s", frames.dropped, server.counters)
         return finish
+
+    def _find_lost(self, finish: Finish, store: TokenStore, trainer: TrainingClient) -> list[str]:
+        """Of tokens and the newest checkpoint; the first matter only when the run can be resumed."""
+        damages = [store.damage()] if finish.exit_code else []
+        if trainer.checkpoint_step is not None and self._config.training.engine == "fsdp":
+            damages.append(checkpoint_damage(self._files.run_dir / "checkpoints", trainer.checkpoint_step))
+        return [f"{damage}, while the run needed it: it cannot be resumed" for damage in damages if damage]
 
     def _step(self) -> int:
         step = self._beginning.core.status()["step"]
@@ -215,10 +226,29 @@ class RunLoop:
         await self._agent.launch(server.address)
         tasks.spawn("node agent", self._wait_for_agent())
         report = await self._agent.report()
-        watch.add(AGENT_NAME, lambda reason: self.fail(f"the node agent is lost: {reason}"))
+        self._watch_agent(watch)
         processes.add_agent(LOCAL_HOST, AGENT_NAME)
         if note := groups.use(report):
             self._console.announce(f"note: {note}")
+
+    def _watch_agent(self, watch: LivenessMonitor) -> None:
+        """Its workers go on without it, and its end is known from its process: silence is said, and no more."""
+
+        def note_silence(reason: str) -> None:
+            watch.remove(AGENT_NAME)
+            self._agent_is_silent = True
+            self._console.announce(
+                f"the node agent of this host is {reason}; the run goes on, but nothing can be started or ended here "
+                "until it is heard again (is it stopped?)"
+            )
+
+        watch.add(AGENT_NAME, note_silence)
+
+    def _hear_agent(self, watch: LivenessMonitor) -> None:
+        if self._agent_is_silent:
+            self._agent_is_silent = False
+            self._console.announce("the node agent of this host is heard again")
+            self._watch_agent(watch)
 
     async def _wait_for_agent(self) -> None:
         self.fail(await self._agent.wait_exited())
@@ -257,6 +287,8 @@ class RunLoop:
                         agents.joined(peer)
                     processes.on_hello(hello)
                 case Notification(peer, Heartbeat() as heartbeat):
+                    if peer == AGENT_NAME:
+                        self._hear_agent(watch)
                     watch.beat(peer, heartbeat)
                 case Notification(peer, Deltas() as deltas):
                     _, slot, incarnation = peer.split(".")

@@ -95,6 +95,7 @@ class TrainingConfig(Section, frozen=True):
     updates_per_step: int = 1  # optimizer steps a batch; groups are dealt to them in prompt order
     normalize_by_std: bool = True  # group advantage / (std + 1e-6); False = mean only
     tokens_per_micro_batch: int = 8192
+    activation_checkpointing: bool = True  # layers are computed again in the backward pass: memory for time
     checkpoint_every: int = 1  # steps
     keep_checkpoints: int = 2
     shuffle_advantages: bool = False  # control experiment: nothing must be learnt
@@ -191,6 +192,23 @@ class SglangConfig(Section, frozen=True):
     ] = {}  # more arguments of its server, e.g. attention-backend = "fa3"
 
 
+class AgreementConfig(Section, frozen=True):
+    """Whether trainer and rollout engine compute the same model, the one that plain ``transformers`` computes."""
+
+    at_start: bool = True
+    """Before the first step both are compared with ``transformers`` on short and long prompts. Off: whatever both get
+    wrong alike, masks, positions or a kind of layer, is not found, since they agree with each other."""
+    max_model_bytes: int = (
+        8 << 30
+    )  # of weights; a larger model is not compared at the start, and that is said
+    max_compared_tokens: int = 1024  # of the long prompt
+    max_logprob_gap: float | None = None
+    """Mean |rollout - training log-prob|, in nats, of the tokens made by the version being trained; above it the run
+    ends. None = 0.001 in float32, 0.1 in bfloat16."""
+    min_tis_mean: float = 0.3
+    """Mean importance weight of all trained tokens, near 1 however old they are; below it the run ends. 0 = never."""
+
+
 class Config(Section, frozen=True):
     run: RunConfig = RunConfig()
     model: ModelConfig = ModelConfig()
@@ -204,3 +222,4 @@ class Config(Section, frozen=True):
     elastic: ElasticConfig = ElasticConfig()
     emulated: EmulatedConfig = EmulatedConfig()
     sglang: SglangConfig = SglangConfig()
+    agreement: AgreementConfig = AgreementConfig()

@@ -23,6 +23,9 @@ class Counters(msgspec.Struct):
     max_staleness: int = 0
     max_logprob_gap: float = 0.0
     logprob_gap_tokens: int = 0
+    compared_tokens: int = 0  # with plain transformers, before the first step
+    comparison_max_gap: float = 0.0  # nats, over those
+    comparisons_skipped: int = 0
     workers_lost: int = 0  # unplanned
     arrivals: int = 0  # preemptible GPUs that came
     reclaims: int = 0  # and that were taken away, with notice or without

@@ -6,6 +6,7 @@ old incarnation, is dropped and counted.
 
 import msgspec
 
+from pearl.types.comparison import ComparedPart, Comparison
 from pearl.types.ids import GpuId, Incarnation, OpId, Slot, TrajectoryId
 from pearl.types.messages.environment import EnvironmentFailure
 from pearl.types.profile import IterationSums
@@ -126,6 +127,16 @@ class TrainerReady(Event, frozen=True):
     restored: bool
 
 
+class Compared(Event, frozen=True):
+    """A part of the run was compared with plain ``transformers``, or was to be. It comes before TrainerReady or the
+    worker's WeightsVerified."""
+
+    part: ComparedPart
+    comparison: Comparison
+    slot: Slot | None = None  # of the worker whose engine it was
+    incarnation: Incarnation = Incarnation(0)
+
+
 class TrainFinished(Event, frozen=True):
     op: OpId
     incarnation: Incarnation
@@ -207,6 +218,7 @@ AnyEvent = (
     | EpisodeStepped
     | EpisodeFailed
     | TrainerReady
+    | Compared
     | TrainFinished
     | TrainerLost
     | GpusArrived

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from pearl.types.comparison import ComparedPart
 from pearl.types.profile import Platform, Profile, Workload
 
 Value = int | float | str | bool | None
@@ -54,6 +55,7 @@ class StepReport(RunReport, frozen=True, tag="step", kw_only=True):
     ]
     logprob_gap_tokens: Annotated[int, Meta(description="tokens over which that was taken")]
     checkpoint_step: Annotated[int | None, Meta(description="of the checkpoint that was written, if one was")]
+    weights_changed: Annotated[bool, Meta(description="whether the new version has another checksum")]
     metrics: dict[str, float]
     """The trainer's own (loss, gradient norm, ...); a name that is taken gets the prefix ``trainer_``."""
 
@@ -167,6 +169,20 @@ class ProfileReport(RunReport, frozen=True, tag="profile", kw_only=True):
         return Profile(self.workload, self.platform)
 
 
+class ComparisonReport(RunReport, frozen=True, tag="comparison", kw_only=True):
+    """A part of the run was compared with plain transformers: log-probs of the same tokens, in nats."""
+
+    part: ComparedPart
+    slot: Annotated[int | None, Meta(description="of the worker; null for training")]
+    num_tokens: Annotated[int, Meta(description="tokens that were compared")]
+    mean_gap: float
+    max_gap: float
+    generated_tokens: Annotated[int, Meta(description="tokens that the engine made for this alone")]
+    seconds: Seconds
+    skipped: Annotated[str, Meta(description="why nothing was compared")] | UnsetType = UNSET
+    error: Annotated[str, Meta(description="what is wrong")] | UnsetType = UNSET
+
+
 class NoteReport(RunReport, frozen=True, tag="note", kw_only=True):
     """A remark for people."""
 
@@ -184,6 +200,7 @@ AnyReport = (
     | DecisionReport
     | GateReport
     | ProfileReport
+    | ComparisonReport
     | NoteReport
 )
 RESERVED = frozenset({"kind", *StepReport.__struct_fields__}) - {"metrics"}

@@ -16,6 +16,7 @@ class TrainerState(msgspec.Struct):
     lineage: int = -1  # of the newest start
     op: OpId = OpId(0)
     version: Version | None = None  # newest trained; kept while the world restarts
+    checksum: str = ""  # of the newest version
     checkpoint_step: int | None = None
     losses: list[float] = msgspec.field(default_factory=list)  # times, within the restart window
     step_began_s: float = 0.0  # when the previous step ended

@@ -5,7 +5,7 @@ Trainer and engines build from here, so that both hold the same tensors (``links
 
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
@@ -101,7 +101,18 @@ def _load(config: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
             f"model.path = {config.path!r} is not a model directory (no config.json there), and nothing is ever "
             f'downloaded; give the path of a transformers model on this host, or "{TINY_MODEL}"'
         )
-    model = AutoModelForCausalLM.from_pretrained(
-        config.path, dtype=dtype, local_files_only=True, trust_remote_code=False
-    )
+    try:
+        answer: Any = AutoModelForCausalLM.from_pretrained(
+            config.path, dtype=dtype, local_files_only=True, trust_remote_code=False, output_loading_info=True
+        )
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:  # shapes that differ, files that are damaged: no later try can read them
+        raise ValueError(f"model.path = {config.path!r} cannot be loaded: {error}") from error
+    model, loaded = answer
+    if missing := sorted(loaded["missing_keys"]):
+        raise ValueError(
+            f"model.path = {config.path!r} lacks {len(missing)} of the model's weights, {missing[0]!r} among them; "
+            "they would be random: use a complete model"
+        )
     return cast(PreTrainedModel, model)

@@ -157,6 +157,24 @@ EMULATED = (
 )
 
 
+def test_mistakes_of_every_sort_are_named_in_one_round(tmp_path: Path) -> None:
+    text = "[training]\nlearning_rate = 'fast'\nclip_low = 1.5\n[data]\nbatch_size = 0\ngroup_size = 3\n"
+    said = refusal(
+        tmp_path, text, "run.num_step=3", "rollout.max_new_tokens_per_turn=100000", "elastic.pd=many"
+    )
+    lines = said.splitlines()
+    for beginning in (
+        "job.toml: training.learning_rate",
+        "run.num_step: unknown key",
+        "data.batch_size: 0",
+        "training.clip_low: 1.5",
+        "rollout.max_new_tokens_per_turn: 100000",
+        "elastic.pd",
+    ):
+        assert sum(beginning in line for line in lines) == 1, (beginning, said)
+    assert len(lines) == 6, "nothing is said of values that are not the person's"
+
+
 def test_nothing_is_an_empty_text(tmp_path: Path) -> None:
     job = write(tmp_path, '[elastic]\ninter = true\ntrace = "a.jsonl"\n')
     assert load(job, ["elastic.trace="]).elastic.trace == ""
@@ -185,6 +203,10 @@ def test_nothing_is_an_empty_text(tmp_path: Path) -> None:
         (["training.updates_per_step=13"], "more than the 12 groups"),
         (["training.betas=[0.9, 1.0]"], "training.betas: [0.9,1.0]"),
         (["training.clip_low=1.0"], "training.clip_low"),
+        (["agreement.max_logprob_gap=0.0"], "agreement.max_logprob_gap: 0.0 would end every run"),
+        (["agreement.min_tis_mean=1.0"], "agreement.min_tis_mean: 1.0 would end every run"),
+        (["agreement.min_tis_mean=0.5", "training.tis_cap=0.5"], "training.tis_cap = 0.5"),
+        (["agreement.max_compared_tokens=7"], "7 is less than 8"),
         (["warm_start.num_steps=10"], "warm_start.warmup_steps: 20 is more than warm_start.num_steps = 10"),
         (["model.num_kv_heads=3"], "model.num_heads: 4 is not a multiple"),
         (["model.head_dim=7"], "is odd"),

@@ -7,6 +7,7 @@ from world import World
 
 from pearl.types import commands, events
 from pearl.types.ids import Slot
+from pearl.types.reports import StepReport
 from pearl.types.trajectory import TokenDelta, VersionRun
 from pearl.types.weights import Version
 
@@ -187,3 +188,23 @@ def test_en_05_a_first_step_without_any_sample_ends_the_run() -> None:
     assert finish.exit_code == 1
     assert "every trajectory of the first step failed" in finish.error
     assert not world.trained
+
+
+def test_a_gap_over_its_bound_ends_the_run_after_the_first_step() -> None:
+    world = World(make_config())
+    world.logprob_gap = 14.3
+    finish = world.run()
+    assert finish.exit_code == 1
+    assert "step 3: rollout and training do not compute the same model" in finish.error, (
+        "10 tokens a step, 32 needed"
+    )
+    assert len(world.trained) == 4
+
+
+def test_an_update_that_changes_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("world.checksum", lambda version: f"sum-{min(version.step, 2)}")
+    world = World(make_config())
+    assert world.run().exit_code == 0
+    steps = [report.weights_changed for report in world.reports if isinstance(report, StepReport)]
+    assert steps == [True, True, False, False, False]
+    assert world.notes[0].startswith("step 2 changed no weight: version 0:3 is version 0:2 again")

@@ -74,6 +74,7 @@ class World:
         self.start_failure_rate = 0.0
         self.slow_start_s = 0.0  # of a rollout worker, besides the usual
         self.speed: tuple[float, float, float] | None = None  # A, b and t_prefill that frames tell
+        self.logprob_gap = 1e-7  # mean, of each step
         self.stuck_rate = 0.0  # releases that take too long: the worker is killed
         self.training_holds_memory = False
         self.returned: list[commands.ReturnGpus] = []
@@ -453,7 +454,7 @@ class World:
                 version,
                 checksum(version),
                 command.step + 1 if command.checkpoint else None,
-                {"loss": 0.1},
+                {"loss": 0.1, "logprob_gap_mean": self.logprob_gap},
                 1e-6,
                 10,
             ),

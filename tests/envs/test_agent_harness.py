@@ -23,7 +23,7 @@ from pearl.envs.loader import load_environment
 from pearl.types.messages.environment import EpisodeFailed, StepEpisodeReply
 
 PROGRAM = Path(__file__).with_name("harness_program.py")
-GOOD, SILENT, EDITS, WAITS, MANY, STUBBORN = range(6)
+GOOD, SILENT, EDITS, WAITS, MANY, STUBBORN, REPEATS = range(7)
 OPTIONS: dict[str, Any] = {
     "command": shlex.join([sys.executable, str(PROGRAM)]),
     "score": "harness_scores:score",
@@ -74,11 +74,22 @@ async def test_one_that_fails_over_an_edited_history_is_no_sample(tmp_path: Path
         assert "after a call that could not be answered (messages[0] is not what it was" in failed.reason
 
 
+async def test_one_that_repeats_an_edited_history_for_ever_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harness, "HALTED_GRACE_S", 0.2)
+    async with running(tmp_path) as bench:
+        await bench.open(REPEATS)
+        failed = await bench.say("42" + END)
+        assert isinstance(failed, EpisodeFailed)
+        assert (failed.kind, "after a call that could not be answered" in failed.reason) == ("error", True)
+
+
 @pytest.mark.parametrize("task", [MANY, STUBBORN])
 async def test_out_of_turns_is_scored_as_it_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: int
 ) -> None:
-    monkeypatch.setattr(harness, "TRUNCATED_GRACE_S", 20.0 if task == MANY else 0.3)
+    monkeypatch.setattr(harness, "HALTED_GRACE_S", 20.0 if task == MANY else 0.3)
     async with running(tmp_path) as bench:
         await bench.open(task)
         last = await bench.play(["no" + END] * 4)

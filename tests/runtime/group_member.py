@@ -60,6 +60,10 @@ def main(path: str, behaviour: str) -> None:
             start_daemon(path)
         case "cleared":  # a child without the markers
             subprocess.Popen([sys.executable, __file__, path, "child"], env={})
+        case "escape":  # a grandchild without the markers, in a session of its own, whose parent is gone
+            code = "import subprocess, sys; subprocess.Popen(sys.argv[1:], env={}, start_new_session=True)"
+            escaped = [sys.executable, __file__, path, "escaped"]
+            subprocess.run([sys.executable, "-c", code, *escaped], env={}, check=True)
         case "rank":
             port = int(os.environ["MASTER_PORT"])
             report(path, f"rank{os.environ['RANK']}", port=port, agent_store=try_store())

@@ -9,6 +9,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import msgspec
+import psutil
 import pytest
 from member_watch import LIMIT_S, Members, watch_members
 
@@ -52,8 +53,7 @@ async def test_a_process_sees_its_markers_and_settings(watch: Members, run_id: s
         "PEARL_GROUP": "group.0.1",
         "CUDA_VISIBLE_DEVICES": "3",
     }
-    assert group.pid == watch.pids["sleep"]
-    assert process_markers.find_marked(run_id) == [group.pid]
+    assert set(process_markers.find_marked(run_id)) == {group.pid, watch.pids["sleep"]}
     assert await group.stop(LIMIT_S) == 0
     assert (await ending(group)).reason == "stopped as asked"
 
@@ -94,6 +94,65 @@ async def test_pl_01_kill_9_of_the_launcher_leaves_nobody(
     assert (await ending(group)).reason == "killed by signal 9 (Killed)"
     await watch.ended("daemon")
     assert process_markers.find_marked(run_id) == []
+
+
+@pytest.mark.parametrize("end", ["stop", "kill the member", "kill the launcher"])
+async def test_pl_02_who_escaped_with_another_environment_and_session_ends_with_its_group(
+    watch: Members, run_id: str, tmp_path: Path, end: str
+) -> None:
+    module = {"module": "lone_launcher"}
+    spec = msgspec.json.encode(watch.spec("escape", tmp_path)).decode()
+    launcher = await started(
+        watch.spec("", tmp_path, group="launcher", arguments=(spec, run_id), **module), run_id
+    )
+    await watch.up("escape", "escaped")
+    assert watch.pids["escaped"] not in process_markers.find_marked(run_id)
+    match end:
+        case "stop":
+            await launcher.stop(0)
+        case "kill the member":
+            os.kill(watch.pids["escape"], signal.SIGKILL)
+        case "kill the launcher":  # as kill -9 of an agent, of which the subreaper is a child
+            ancestors = psutil.Process(watch.pids["escape"]).parents()
+            ancestors[1].kill()
+    await watch.ended("escape", "escaped")
+    await launcher.stop(0)
+    await ending(launcher)
+
+
+async def test_an_orphan_ends_with_its_group_and_touches_no_other(
+    watch: Members, run_id: str, tmp_path: Path
+) -> None:
+    """The subreaper of a group is killed, and what descent alone tells of comes to whoever started the group."""
+    spec = msgspec.json.encode(watch.spec("escape", tmp_path)).decode()
+    other = msgspec.json.encode(watch.spec("daemon", tmp_path, group="group.1.1")).decode()
+    launcher = await started(
+        watch.spec("", tmp_path, group="launcher", module="lone_launcher", arguments=(spec, run_id, other)),
+        run_id,
+    )
+    await watch.up("escape", "escaped", "daemon")
+    psutil.Process(watch.pids["escape"]).parents()[0].kill()
+    await watch.ended("escape", "escaped")
+    assert "daemon" in watch.living()
+    await launcher.stop(0)
+    await watch.ended("daemon")
+    await ending(launcher)
+
+
+async def test_who_does_not_end_on_sigkill_is_named(
+    watch: Members, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = await started(watch.spec("sleep", tmp_path), run_id)
+    await watch.up("sleep")
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            process_markers, "send", lambda fds, number: None
+        )  # as to a process that is stuck in the kernel
+        killed = await process_markers.kill_run(run_id, limit_s=0.01)
+    assert len(killed.survivors) == 2
+    assert any(f"pid {watch.pids['sleep']} (python" in text for text in killed.survivors), killed
+    await group.stop(0)
+    await ending(group)
 
 
 async def test_who_ignores_sigterm_is_killed_after_the_grace(
@@ -145,10 +204,10 @@ async def test_kill_run_never_touches_another_run(watch: Members, run_id: str, t
     mine = await started(watch.spec("stubborn", tmp_path), run_id)
     other = await started(watch.spec("sleep", tmp_path, group="group.1.1"), other_id)
     await watch.up("stubborn", "sleep")
-    assert await process_markers.kill_run(run_id) == 1
+    assert (await process_markers.kill_run(run_id)).num_killed == 2  # with its subreaper
     await watch.ended("stubborn")
     assert watch.living() == {"sleep"}
-    assert await process_markers.kill_run(run_id) == 0
+    assert await process_markers.kill_run(run_id) == (0, ())
     await other.stop(0)
     for group in (mine, other):
         await ending(group)
@@ -160,6 +219,16 @@ async def test_groups_with_unusable_names_or_sizes_are_refused(watch: Members, t
             ProcessGroup(watch.spec("sleep", tmp_path, group=name), "run")
     with pytest.raises(ValueError, match="num_processes = -1"):
         ProcessGroup(watch.spec("sleep", tmp_path, num_processes=-1), "run")
+
+
+def test_arguments_of_ranks_are_no_templates(watch: Members, tmp_path: Path) -> None:
+    from torch.distributed.elastic.utils.api import macros  # imports torch: seconds, for this test only
+
+    names = ("/runs/$$a ${local_rank}", "$local_rank", "%d{x}")
+    spec = watch.spec("rank", tmp_path, num_processes=2, arguments=names)
+    words = process_group.command_line(spec, Path("/runs/$$a"))
+    ranks = macros.substitute(words[words.index("--log-directory") :], "7")
+    assert ranks == ["--log-directory", "/runs/$$a", spec.module, *names]
 
 
 def _pid_of(pidfd: int) -> int:
@@ -193,8 +262,9 @@ async def test_nw_01_two_torchrun_groups_start_at_once_and_end_alone(
             return await pidfd.wait_exited(fds, limit_s)
 
         monkeypatch.setattr(process_group, "wait_exited", wait_exited)
+        (torchrun,) = psutil.Process(groups[1].pid).children()
         await groups[1].stop(LIMIT_S)
-        assert groups[1].pid not in awaited, "a launcher has nothing to finish"
+        assert torchrun.pid not in awaited, "a launcher has nothing to finish"
         await others.ended("rank0", "rank1")
         for group in groups:
             await ending(group)

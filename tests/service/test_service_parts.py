@@ -13,14 +13,13 @@ from pearl.service.console import Console
 from pearl.service.loop.mailbox import Mailbox
 from pearl.service.processes.process_specs import NotEnoughGpusError, ProcessSpecs
 from pearl.service.run_files import RunFiles
-from pearl.service.run_lock import InUseError, claim
 from pearl.service.trajectory_seeds import trajectory_seed
 from pearl.types.commands import Report
 from pearl.types.config import Config, ModelConfig
 from pearl.types.ids import GpuId, TrajectoryId
 from pearl.types.messages.control import AgentReport, Gpu
 from pearl.types.messages.training import Demonstration
-from pearl.types.reports import NoteReport, StepReport, WorkerReport
+from pearl.types.reports import StepReport, WorkerReport
 from pearl.types.splitmix import splitmix64
 
 
@@ -90,6 +89,7 @@ def step_report(step: int, reward: float | None, masked: int = 0, **metrics: flo
         max_logprob_gap=0.0,
         logprob_gap_tokens=0,
         checkpoint_step=None,
+        weights_changed=True,
         metrics=metrics,
     )
 
@@ -125,22 +125,6 @@ def test_lp_02_metrics_are_strict_json_whatever_the_numbers(tmp_path: Path) -> N
     assert (line["seconds"], line["trainer_seconds"]) == (3.14, 7.0), "a name that is taken gets a prefix"
 
 
-def test_a_rewind_takes_back_what_came_after_the_mark(tmp_path: Path) -> None:
-    files = RunFiles(tmp_path)
-    files.save_offsets(0, 0.0)
-    files.report(Report(NoteReport(0.0, text="before")))
-    files.save_offsets(10, 2.5)
-    files.report(Report(NoteReport(0.0, text="after")))
-    assert files.truncate_to_offsets(10).now == 2.5
-    assert [json.loads(line)["text"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [
-        "before"
-    ]
-    files.truncate_to_offsets(0)
-    assert (tmp_path / "metrics.jsonl").read_text() == ""
-    with pytest.raises(ValueError, match="journal entry 7"):
-        files.truncate_to_offsets(7)
-
-
 def test_console_lines_are_aligned_and_say_what_matters() -> None:
     stream = io.StringIO()
     console = Console(stream, 2)
@@ -171,13 +155,6 @@ def test_pieces_stay_below_the_limit_and_keep_the_order() -> None:
     cut = list(pieces(items, lambda one: len(one.ids), limit_bytes=8))
     assert [[len(one.ids) for one in piece] for piece in cut] == [[3, 4], [9], [1, 1], [8]]
     assert [one for piece in cut for one in piece] == items
-
-
-def test_one_coordinator_a_run_directory(tmp_path: Path) -> None:
-    with claim(tmp_path) as run_id, pytest.raises(InUseError, match="a coordinator runs"), claim(tmp_path):
-        pass
-    with claim(tmp_path) as again:
-        assert again == run_id
 
 
 def report(num_gpus: int, virtual: bool = False) -> AgentReport:

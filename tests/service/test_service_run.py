@@ -10,9 +10,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import psutil
+import pytest
+
 from pearl.cli.run import OF_NO_RUN
 from pearl.runtime import process_markers
 from pearl.runtime.pidfd import wait_exited
+from pearl.service import coordinator_process
+from pearl.service.console import Console
+from pearl.types.config import Config
 
 PROGRAM = """
 import sys
@@ -28,7 +34,9 @@ config = load(run_dir / "job.toml", sys.argv[3:])
 sys.exit(coordinator_process.run(config, run_dir, resume=False))
 """
 SLEEPER = """
-import time
+import subprocess, time
+script = "sleep 100 & echo $! > escaped.tmp; mv escaped.tmp escaped"
+subprocess.run(["/bin/sh", "-c", script], env={}, start_new_session=True, check=True)
 print("sleeping", flush=True)
 time.sleep(60)
 """
@@ -44,6 +52,7 @@ async def start(
         *(sys.executable, "-c", PROGRAM, environment_module, str(run_dir), "model.device=cpu", *overrides),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        cwd=run_dir.parent,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
     )
     try:
@@ -120,6 +129,69 @@ async def test_pl_01_a_signal_during_the_start_leaves_nothing(tmp_path: Path) ->
     assert nothing_is_left(run_dir)
 
 
+INT, TERM = signal.SIGINT, signal.SIGTERM
+
+
+@pytest.mark.parametrize(("numbers", "code"), [([INT] * 5, 130), ([TERM] * 5, 143), ([TERM, INT, INT], 143)])
+@pytest.mark.parametrize("event", ["run directory", "environment: starting", "stopped by signal"])
+async def test_pl_01_signals_in_a_row_end_it_with_the_code_of_the_first(
+    tmp_path: Path, event: str, numbers: list[signal.Signals], code: int
+) -> None:
+    run_dir = tmp_path / "run"
+    async with start(run_dir, "sleeper") as process:
+        assert process.stdout is not None
+        if event.startswith("stopped"):  # it is cleaning up
+            await _say_hello(process, run_dir)
+            process.send_signal(numbers[0])
+        while event.encode() not in await process.stdout.readline():
+            pass
+        for number in numbers:
+            process.send_signal(number)
+        assert await process.wait() == code
+        assert process.stderr is not None
+        assert await process.stderr.read() == b""
+    assert nothing_is_left(run_dir)
+
+
+@pytest.mark.parametrize(("number", "code"), [(INT, 130), (TERM, 143)])
+async def test_pl_01_signals_while_it_imports_end_it_with_their_code(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    words = ("-X", "importtime", "-m", "pearl", "run", "absent.toml", "--run-dir", str(tmp_path / "run"))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *words, stderr=asyncio.subprocess.PIPE, cwd=tmp_path
+    )
+    assert process.stderr is not None
+    async with asyncio.timeout(30):
+        while b" argparse" not in await process.stderr.readline():
+            pass
+        for _ in range(5):
+            process.send_signal(number)
+        assert await process.wait() == code
+        assert b"Traceback" not in await process.stderr.read()
+
+
+async def test_a_run_may_listen_on_ipv6(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    async with start(run_dir, "sleeper", "runtime.address=tcp://[::1]:0") as process:
+        await _say_hello(process, run_dir)  # the agent has joined by then, and started the environment
+        process.terminate()
+        assert await process.wait() == 143
+    assert nothing_is_left(run_dir)
+
+
+@pytest.mark.parametrize(
+    "name", ["{coordinator}", "{directory} 'a' \"b\"", "%s %(message)s", "$HOME $$ ${x}", "a\nb"]
+)
+async def test_the_name_of_a_run_directory_is_no_template(tmp_path: Path, name: str) -> None:
+    run_dir = tmp_path / name
+    async with start(run_dir, "sleeper") as process:
+        await _say_hello(process, run_dir)
+        process.terminate()
+        assert await process.wait() == 143
+    assert nothing_is_left(run_dir)
+
+
 async def test_pl_02_kill_9_of_the_coordinator_leaves_nothing(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     async with start(run_dir, "sleeper") as process:
@@ -131,6 +203,54 @@ async def test_pl_02_kill_9_of_the_coordinator_leaves_nothing(tmp_path: Path) ->
             assert len(fds) >= 2
             assert await wait_exited(fds, limit_s=15)
     assert nothing_is_left(run_dir)
+
+
+@pytest.mark.parametrize(
+    "victim", ["coordinator", "agent", "environment", "all but the subreapers", "nobody"]
+)
+async def test_pl_02_what_an_environment_started_in_a_session_of_its_own_ends_too(
+    tmp_path: Path, victim: str
+) -> None:
+    """With an environment that is empty and a parent that is gone, only its descent tells whose it is."""
+    run_dir = tmp_path / "run"
+    async with start(run_dir, "sleeper") as process:
+        await _say_hello(process, run_dir)
+        escaped = psutil.Process(int((tmp_path / "escaped").read_text()))
+        assert process_markers.RUN_VARIABLE not in escaped.environ()
+        run_id = (run_dir / "run_id").read_text().strip()
+        agent, environment = (
+            process_markers.find_marked(run_id, name) for name in ("agent.0.1", "environment.0.1")
+        )
+        worker = [pid for pid in environment if psutil.Process(pid).ppid() in environment]
+        victims = {
+            "coordinator": [process.pid],
+            "agent": agent,
+            "environment": worker,
+            "all but the subreapers": [process.pid, *agent, *worker],
+            "nobody": [],
+        }[victim]
+        with process_markers.open_pidfds([escaped.pid, *process_markers.find_marked(run_id)]) as fds:
+            for pid in victims:
+                os.kill(pid, signal.SIGKILL)
+            if not victims:
+                process.terminate()
+            assert await wait_exited(fds, limit_s=15)
+        if process.pid not in victims:
+            assert process.stdout is not None
+            await process.stdout.read()
+        await process.wait()
+    assert nothing_is_left(run_dir)
+
+
+def test_who_does_not_end_on_sigkill_changes_the_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    console = Console(sys.stdout, 1)
+    life = coordinator_process.Service(Config(), tmp_path, "run", console, resume=False, trace=())
+    assert life._final_code(0, ()) == 0
+    assert life._final_code(0, ("pid 7 (python, disk-sleep)",)) == 1
+    assert "do not end on SIGKILL and hold what they have, GPUs too: pid 7 (python" in capsys.readouterr().err
+    assert life._final_code(2, ("pid 7",)) == 2
 
 
 async def test_the_death_of_the_node_agent_ends_the_run_with_its_name(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from whole_run import WholeRun, once, run_whole
 from pearl.runtime import journal
 from pearl.runtime.wal import DamagedError
 from pearl.service import recovery, replay
+from pearl.service.console import Console
 from pearl.service.run_files import RunFiles
 from pearl.service.run_loop import RunFailedError
 from pearl.types import events
@@ -251,6 +252,33 @@ async def test_a_silent_worker_is_given_up_and_replaced(tmp_path: Path) -> None:
     life = await run_whole(tmp_path, live_config(), prepare)
     assert "rollout.1.2" in life.cluster.started
     assert "worker 1: gone: silent for" in life.stream.getvalue()
+
+
+async def test_the_agent_of_this_host_may_be_silent_as_long_as_its_process_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that is stopped for a while: everything that it had started goes on."""
+    config = live_config()
+    config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, num_steps=100_000))
+    cluster = Cluster(config)
+    life = WholeRun(config, tmp_path, cluster)
+    said: list[str] = []
+
+    def announce(self: Console, line: str) -> None:
+        said.append(line)
+        if "is silent for" in line:
+            cluster.agent.faults.heal("coordinator")
+        elif "is heard again" in line:
+            life.run_loop.request_stop(15)
+
+    monkeypatch.setattr(Console, "announce", announce)
+    cluster.on_step = once(lambda: cluster.agent.faults.partition("coordinator"))
+    assert (await life.run()).exit_code == 143
+    assert [line for line in said if "node agent" in line] == [
+        next(line for line in said if "the node agent of this host is silent for" in line),
+        "the node agent of this host is heard again",
+    ]
+    assert all(name.endswith(".1") for name in cluster.started)
 
 
 async def test_mb_04_nobody_is_dead_because_the_coordinator_slept(

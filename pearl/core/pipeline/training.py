@@ -16,7 +16,7 @@ from pearl.types.config import Config
 from pearl.types.counters import Counters
 from pearl.types.ids import Incarnation, OpId
 from pearl.types.lineage import Lineages
-from pearl.types.reports import StepReport, TrainingReport
+from pearl.types.reports import NoteReport, StepReport, TrainingReport
 from pearl.types.trainer_state import TrainerState
 from pearl.types.trajectory import Outcome
 from pearl.types.weights import Version
@@ -81,7 +81,7 @@ class Training:
         assert event.version == expected, f"trainer came up with {event.version}, asked for {expected}"
         trained = state.step
         state.op, state.status, state.version = OpId(0), "idle", event.version
-        state.checkpoint_step = event.version.step
+        state.checkpoint_step, state.checksum = event.version.step, event.checksum
         self._lineages.open(event.version)
         self._counters.updates_discarded += trained - event.version.step
         self._roll_back(event.version.step)
@@ -201,7 +201,9 @@ class Training:
         cohort.status = "trained"
         self._count_step(event)
         self._report_step(event, members, staleness, now)
+        self._note_unchanged(event, now)
         state.op, state.status, state.version = OpId(0), "idle", event.version
+        state.checksum = event.checksum
         if event.checkpoint_step is not None:
             state.checkpoint_step = event.checkpoint_step
             self._forget_before(event.checkpoint_step)
@@ -265,9 +267,18 @@ class Training:
                 max_logprob_gap=event.max_logprob_gap,
                 logprob_gap_tokens=event.logprob_gap_tokens,
                 checkpoint_step=event.checkpoint_step,
+                weights_changed=event.checksum != state.checksum,
                 metrics=event.metrics,
             )
         )
+
+    def _note_unchanged(self, event: events.TrainFinished, now: float) -> None:
+        if event.checksum == self.state.checksum:
+            text = (
+                f"step {self.state.step} changed no weight: version {event.version} is version "
+                f"{self.state.version} again (nothing to learn from, or an update too small for the dtype)"
+            )
+            self._commands.report(NoteReport(now, text=text))
 
     # the prompt ledger: every prompt of a trained step is used by exactly its group_size members
 

@@ -17,9 +17,9 @@ from pearl.envs.agents.exchange import AgentCounters, Exchange, Prompt, Truncati
 from pearl.envs.agents.gateway import Gateway
 from pearl.envs.agents.tasks import TaskSets
 from pearl.envs.protocol import EnvironmentSpec, EpisodeLimits, InfrastructureError, Observation, Split
-from pearl.envs.sandbox_thread import describe
 from pearl.envs.text.environment import spec_of
 from pearl.envs.text.options import ProvenChat
+from pearl.runtime.extensions import describe_error
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ class AgentEpisode:
         if self._exchange.truncated is not None and _passes_on(error):
             return 0.0
         refused = f" (after {self._exchange.edited})" if self._exchange.edited else ""
-        raise InfrastructureError(f"the agent failed: {describe(error)}{refused}") from error
+        raise InfrastructureError(f"the agent failed: {describe_error(error)}{refused}") from error
 
     async def close(self) -> None:
         self._exchange.close()

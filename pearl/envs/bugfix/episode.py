@@ -73,4 +73,4 @@ class BugfixEpisode:
         return self._repair.act(action)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the episode holds no resources."""

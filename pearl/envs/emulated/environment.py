@@ -103,7 +103,7 @@ class EmulatedEnvironment:
         return lognormal(self._env_seconds, self._env_spread, key)
 
     def demonstrations(self, seed: int, first: int, count: int) -> list[tuple[list[int], list[float]]]:
-        """There is nothing to show."""
+        """Return no demonstrations."""
         return []
 
 
@@ -160,7 +160,7 @@ class EmulatedEpisode:
         return turn % len(self._plan.output_tokens)
 
     def _ids(self, num_tokens: int, turn: int) -> list[int]:
-        """So many, the last of which asks for the turn's answer."""
+        """Make so many ids, the last of which asks for the turn's answer."""
         count = min(max(num_tokens, 1), MAX_TOKENS) - 1
         drawn = counter_bits(np.uint64(bits(self._history, 7)), np.arange(count))
         drawn %= np.uint64(emulated_tokens.LENGTH_BASE - emulated_tokens.FIRST_CONTENT_ID)

@@ -84,6 +84,6 @@ class RecordedWorkload:
 
 
 def _find(path: str) -> Path:
-    """As given, or beside the package: what ships with it is found from any directory."""
+    """Find the file as given, or beside the package: what ships with it is found from any directory."""
     beside = Path(pearl.__file__).resolve().parent.parent / path
     return beside if not Path(path).exists() and beside.exists() else Path(path)

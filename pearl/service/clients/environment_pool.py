@@ -7,6 +7,7 @@ to replay. An answer to an episode that was taken back meanwhile is dropped and 
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -47,7 +48,11 @@ class EnvironmentPool:
         store: TokenStore,
         inbox: Inbox,
         spawn: Spawn,
+        say: Callable[[str], None] = log.info,
     ) -> None:
+        """``say`` speaks to the person."""
+        self._say = say
+        self._logs: dict[str, Path] = {}  # of workers without a failure so far
         self._config = config
         self._server = server
         self._processes = processes
@@ -81,6 +86,7 @@ class EnvironmentPool:
     async def _live(self, process: ManagedProcess) -> Loss:
         if await self._processes.start(process) is not None:
             self._load[process.name] = 0
+            self._logs[process.name] = process.log_directory
             self._up.set()
         loss = await self._processes.wait_exited(process)
         self._load.pop(process.name, None)
@@ -236,6 +242,13 @@ class EnvironmentPool:
 
     async def _failed(self, episode: Episode, op: OpId, failure: messages.EpisodeFailed) -> None:
         log.warning("episode %d: %s: %s", episode.trajectory, failure.kind, failure.reason)
+        self._say_where(episode, failure)
         if self._is_current(episode):
             self.close(episode.trajectory)  # the core takes a failed episode for closed
         await self._inbox.put(events.EpisodeFailed(op, episode.trajectory, failure.kind, failure.reason))
+
+    def _say_where(self, episode: Episode, failure: messages.EpisodeFailed) -> None:
+        """Once a worker: its log has the traceback of each different failure, the core says how often there are any."""
+        logs = self._logs.pop(episode.peer, None) if failure.kind == "error" else None
+        if logs is not None:
+            self._say(f"environment: an episode's code failed; the whole traceback is in {logs}/rank0.log")

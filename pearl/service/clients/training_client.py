@@ -57,7 +57,9 @@ class TrainingClient:
         self._announce = say
         self._reach_step = reach_step
         self.snapshot: Snapshot | None = None  # the newest; None while no training world holds one
+        self.checkpoint_step: int | None = None  # of the newest checkpoint that was written here
         self._peer = ""  # of the newest process
+        self._is_comparing = config.agreement.at_start and config.training.engine != "emulated"
 
     # lives
 
@@ -100,7 +102,7 @@ class TrainingClient:
                 self._announce(
                     f"trainer: warm start, {warm_start.num_steps} steps on the expert's demonstrations"
                 )
-            request = messages.StartTraining(command.lineage, command.restore_step)
+            request = messages.StartTraining(command.lineage, command.restore_step, self._is_comparing)
             limit_s = self._config.runtime.train_timeout_s
             reply = await self._server.call(
                 process.name, request, deadline_s=limit_s, reply_type=messages.StartTrainingReply
@@ -111,6 +113,9 @@ class TrainingClient:
         self.snapshot = snapshot = reply.snapshot
         text = " ".join(f"{name} {value:.4g}" for name, value in sorted(reply.metrics.items()))
         self._announce(f"trainer: ready with version {snapshot.version}" + (f"  {text}" if text else ""))
+        if reply.comparison is not None:
+            self._is_comparing = False
+            await self._inbox.put(events.Compared("training", reply.comparison))
         await self._inbox.put(
             events.TrainerReady(
                 command.op, command.incarnation, snapshot.version, snapshot.checksum, reply.restored
@@ -140,6 +145,8 @@ class TrainingClient:
             process.terminate(f"step {command.step} failed: {error}")
             return
         self.snapshot = snapshot = reply.snapshot
+        if reply.checkpoint_step is not None:
+            self.checkpoint_step = reply.checkpoint_step
         await self._inbox.put(
             events.TrainFinished(
                 command.op,

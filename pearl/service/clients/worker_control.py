@@ -54,6 +54,8 @@ class WorkerControl:
         self._condemn = terminate
         self._settle = await_liveness_known
         self._spawn = spawn
+        # Until one engine has been compared, each is, so that no token comes before the first comparison.
+        self._is_comparing = config.agreement.at_start and config.rollout.engine != "emulated"
 
     # weights
 
@@ -84,6 +86,9 @@ class WorkerControl:
             )
             return
         seconds = self._server.clock.now() - began
+        if outcome.comparison is not None:
+            self._is_comparing = False
+            await self._inbox.put(events.Compared("rollout", outcome.comparison, slot, incarnation))
         proven = events.WeightsVerified(
             op, slot, incarnation, outcome.version, outcome.checksum, seconds, _parts(outcome)
         )
@@ -94,19 +99,21 @@ class WorkerControl:
         limit_s, bucket_s = self._config.runtime.update_timeout_s, self._config.weights.bucket_deadline_s
         peer = peer_name(command.slot, command.incarnation)
         reply: Proof
+        compare = self._is_comparing
+        limit_s *= 2 if compare else 1
         try:
             if isinstance(command, commands.UpdateWeights):
-                update = messages.UpdateWeights(snapshot, command.mode, bucket_s)
+                update = messages.UpdateWeights(snapshot, command.mode, bucket_s, compare)
                 reply = await self._server.call(
                     peer, update, deadline_s=limit_s, reply_type=messages.UpdateWeightsReply
                 )
             else:
-                activate = messages.Activate(snapshot, bucket_s)
+                activate = messages.Activate(snapshot, bucket_s, compare)
                 reply = await self._server.call(
                     peer, activate, deadline_s=limit_s, reply_type=messages.ActivateReply
                 )
         except TimeoutError:
-            return Failure(f"no answer within runtime.update_timeout_s = {limit_s:g} s")
+            return Failure(f"no answer within {limit_s:g} s (runtime.update_timeout_s)")
         except RemoteError as error:
             superseded = error.kind == SupersededVersionError.__name__
             return Failure(str(error), superseded, error.kind == SourceLostError.__name__)

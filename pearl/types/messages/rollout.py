@@ -2,6 +2,7 @@
 
 import msgspec
 
+from pearl.types.comparison import Comparison
 from pearl.types.plan import Role
 from pearl.types.trajectory import FinishReason, VersionRun
 from pearl.types.weights import Snapshot, UpdateMode, Version
@@ -77,6 +78,7 @@ class UpdateWeights(msgspec.Struct, frozen=True, tag=True):
     snapshot: Snapshot
     mode: UpdateMode
     bucket_deadline_s: float
+    compare: bool = False  # the engine with plain transformers, before the answer
 
 
 class UpdateWeightsReply(msgspec.Struct, frozen=True, tag=True):
@@ -86,6 +88,7 @@ class UpdateWeightsReply(msgspec.Struct, frozen=True, tag=True):
     checksum: str
     transfer_seconds: float
     load_seconds: float
+    comparison: Comparison | None = None  # what came of it; None = it was not asked for
 
 
 class SetRole(msgspec.Struct, frozen=True, tag=True):
@@ -122,12 +125,14 @@ class Activate(msgspec.Struct, frozen=True, tag=True):
 
     snapshot: Snapshot
     bucket_deadline_s: float
+    compare: bool = False  # as in UpdateWeights
 
 
 class ActivateReply(msgspec.Struct, frozen=True, tag=True):
     version: Version
     checksum: str  # by the engine, over the weights it now serves
     parts: dict[str, float]  # seconds: weights_memory, transfer, load, kv_memory
+    comparison: Comparison | None = None
 
 
 RolloutMessage = (

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from pearl.types.comparison import Comparison
 from pearl.types.weights import Snapshot
 
 
@@ -58,12 +59,14 @@ class StartTraining(msgspec.Struct, frozen=True, tag=True):
 
     lineage: int
     restore_step: int | None
+    compare: bool = False  # the policy with plain transformers, before the answer
 
 
 class StartTrainingReply(msgspec.Struct, frozen=True, tag=True):
     snapshot: Snapshot
     restored: bool
     metrics: dict[str, float]
+    comparison: Comparison | None = None  # what came of it; None = it was not asked for
 
 
 class Offload(msgspec.Struct, frozen=True, tag=True):

@@ -48,11 +48,11 @@ class Backup:
             offset += pages.num_bytes
 
     def discard(self) -> None:
-        """As ``close``, in a thread: giving back that many small pages takes as long as reading them."""
+        """Close in a thread: giving back that many small pages takes as long as reading them."""
         threading.Thread(target=self.close, name=DISCARDING, daemon=True).start()
 
     def close(self) -> None:
-        """Harmless when repeated."""
+        """Release the memory. Repeated calls do nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -105,7 +105,7 @@ class CudaSaver:
         return Restored(restore_s, clock.lap())
 
     def _check_room(self, tag: str, held: Held) -> None:
-        """Before anything is mapped: the library ends the process when it runs out of memory half-way."""
+        """Check for free memory before anything is mapped: the library ends the process when it runs out half-way."""
         torch.cuda.empty_cache()
         needed, free = total_bytes(held.storages), self._free_bytes()
         if free < needed:

@@ -35,13 +35,13 @@ class Pages:
         return _bytes_at(self.address, self.num_bytes)
 
     def split(self, num_bytes: int) -> Iterator["Pages"]:
-        """In pieces of so many bytes, whole pages each."""
+        """Split into pieces of so many bytes, whole pages each."""
         for start in range(0, self.num_bytes, num_bytes):
             yield Pages(self.address + start, min(num_bytes, self.num_bytes - start))
 
 
 def whole_pages(address: int, num_bytes: int) -> Pages:
-    """Those that lie entirely in the block; possibly none."""
+    """Return the pages that lie entirely in the block; possibly none."""
     start = -(-address // PAGE) * PAGE
     return Pages(start, max(0, (address + num_bytes) // PAGE * PAGE - start))
 
@@ -68,7 +68,7 @@ def fill(pages: Pages) -> None:
 
 
 def resident_bytes(ranges: Sequence[Pages]) -> int:
-    """How much of them is in memory, as the kernel says."""
+    """Return how many bytes of the ranges are in memory, as counted by the kernel."""
     return sum(_resident(pages) for pages in ranges) * PAGE
 
 

@@ -70,7 +70,7 @@ class BaseCore(ABC, Generic[RequestT, IncomingT]):
         return not self._requests
 
     def take_stats(self) -> list[IterationStat]:
-        """Also from another thread."""
+        """Return the iterations since the last call; may be called from another thread."""
         stats = []
         while self._stats:
             stats.append(self._stats.popleft())
@@ -93,7 +93,7 @@ class BaseCore(ABC, Generic[RequestT, IncomingT]):
 
     @abstractmethod
     def _last_delta(self, request: RequestT, finish: FinishReason, error: str) -> Delta:
-        """With all that was not told yet."""
+        """Build the request's last delta, with all tokens that were not reported yet."""
 
     def _end(self, request: RequestT, finish: FinishReason, error: str = "") -> None:
         self.deltas.append(self._last_delta(request, finish, error))
@@ -107,7 +107,7 @@ class BaseCore(ABC, Generic[RequestT, IncomingT]):
     # Pauses and weights
 
     def resume(self) -> None:
-        """While an update is on, it takes effect at the update's end."""
+        """Resume iterations; during an update it takes effect at the update's end."""
         self.paused = False
 
     def flush(self) -> None:
@@ -127,7 +127,7 @@ class BaseCore(ABC, Generic[RequestT, IncomingT]):
             raise
 
     def _take_incoming(self) -> IncomingT:
-        """At the end of an update: until it is loaded there is nothing to serve."""
+        """Take the update's weights at its end; until they are loaded there is nothing to serve."""
         incoming, self._incoming = self._incoming, None
         self.state = "invalid"
         if incoming is None:
@@ -174,7 +174,8 @@ class BaseCore(ABC, Generic[RequestT, IncomingT]):
             self._end(self._requests[attempt], "abort", reason)
 
     def _end_transfers(self, reason: str) -> None:
-        """Those whose KV, of the version until now, was partly on its way; those that still wait for it go on."""
+        """End the requests whose KV, of the version until now, was partly transferred; those that still wait for
+        it stay."""
         for request in list(self._requests.values()):
             is_waiting = request in self.scheduler.waiting and not request.is_offered
             if request.stage is not None and not is_waiting:

@@ -36,7 +36,7 @@ class Requests:
         self.num_deltas = 0
 
     def connect(self, peer: RpcClient) -> None:
-        """Where frames go."""
+        """Set the client that sends the frames."""
         self._peer = peer
 
     @property
@@ -94,7 +94,8 @@ class Requests:
         return self._config.frame_iterations * max(1, len(self._live))
 
     async def send_frames(self) -> None:
-        """Until the peer has ended: a frame when an attempt finished, or after the frame's period or iterations."""
+        """Send a frame whenever an attempt has finished or the frame's period or iterations are over, until the
+        client ends."""
         with contextlib.suppress(PeerGoneError):
             while True:
                 await self._has_frame.wait()

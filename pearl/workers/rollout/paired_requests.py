@@ -61,13 +61,13 @@ class BasePairedRequests(ABC, Generic[RequestT]):
             self.notices.append(Ended(request.attempt, reason))
 
     def admitted(self, version: Version) -> None:
-        """After a plan: those that got room in it."""
+        """Return notices, after a plan, of the requests that got memory in it."""
         for request in self._granting.take_allocated():
             self.notices.append(Granted(request.attempt, request.computed))
             self._check_landed(request, version)
 
     def advanced(self, version: Version) -> None:
-        """After an iteration, or a plan without one: what prefill stages have got ready."""
+        """Return notices of the KV that prefill stages have ready, after an iteration or a plan without one."""
         for request in self._granting.running:
             if request.stage == "prefill" and request.kv_told < request.computed:
                 request.kv_told = request.computed
@@ -75,7 +75,7 @@ class BasePairedRequests(ABC, Generic[RequestT]):
 
     @abstractmethod
     def _ready(self, request: RequestT, version: Version) -> Ready:
-        """How much of its KV may be read by now."""
+        """Return how many tokens of its KV may be read by now."""
 
     def problem_with(self, request: RequestT, offer: Offer, version: Version | None) -> str:
         """Why the offer cannot be taken; "" = it can."""

@@ -17,7 +17,7 @@ from pearl.runtime.rpc_client import RpcClient
 from pearl.types.config import Config
 from pearl.types.messages.control import Hello
 from pearl.workers.rollout.protocol import Engine, Role
-from pearl.workers.rollout.service import Message, RolloutService
+from pearl.workers.rollout.service import EngineComparison, Message, RolloutService
 from pearl.workers.rollout.snapshot_protocol import Receiver
 
 CountTokens = Callable[[int], None]
@@ -29,10 +29,12 @@ async def serve_engine(
     engine: Engine,
     receiver: Receiver,
     kv_address: str = "",
+    comparison: EngineComparison | None = None,
 ) -> str:
     """Returns why it ended; raises what made the engine fail to start. ``kv_address`` is where it takes KV, open
     already. The coordinator hears of the worker when its engine has started: what it is told then it can do."""
-    service = RolloutService(config, f"rollout.{options.slot}.{options.incarnation}", engine, receiver)
+    name = f"rollout.{options.slot}.{options.incarnation}"
+    service = RolloutService(config, name, engine, receiver, comparison)
     hello = Hello(
         "rollout",
         options.slot,

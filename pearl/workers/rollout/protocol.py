@@ -101,7 +101,7 @@ class Engine(Protocol):
         """All bytes are in: make the version current; returns ``checksum()``. ValueError names what is missing."""
 
     async def checksum(self) -> str:
-        """As ``Snapshot.checksum``, over the weights now served."""
+        """Return the checksum of the weights now served, as ``Snapshot.checksum``."""
 
     async def release(self, tags: tuple[MemoryTag, ...]) -> Released | None:
         """Only while paused and idle; ValueError otherwise. None = this engine has nothing to measure. Content is

@@ -10,11 +10,12 @@ the moment the release came until an activation is done; an activation that fail
 
 import asyncio
 import logging
-from typing import assert_never
+from typing import Protocol, assert_never
 
 import msgspec
 
 from pearl.runtime.rpc_client import RpcClient
+from pearl.types.comparison import Comparison
 from pearl.types.config import Config
 from pearl.types.messages.control import Heartbeat
 from pearl.types.messages.rollout import (
@@ -35,7 +36,7 @@ from pearl.workers.memory_offload.errors import ResidencyError
 from pearl.workers.rollout.exclusive_operation import ExclusiveOperation, StoppedError
 from pearl.workers.rollout.live_requests import Requests
 from pearl.workers.rollout.protocol import Engine, MemoryTag, UnsupportedError
-from pearl.workers.rollout.snapshot_protocol import Receiver
+from pearl.workers.rollout.snapshot_protocol import Received, Receiver
 from pearl.workers.rollout.weight_loader import WeightLoader
 from pearl.workers.weight_transfer.errors import SourceGoneError, SupersededError, TransferError
 
@@ -49,9 +50,30 @@ FAILURES = (ValueError, TimeoutError, TransferError, ResidencyError, StoppedErro
 """Ways in which a change of weights, memory or role may fail: answers, not bugs."""
 
 
+class EngineComparison(Protocol):
+    """See ``pearl.workers.rollout.comparison``; nothing heavy is imported for it here."""
+
+    def keep(self, received: Received) -> None:
+        """Take what it needs of an update's bytes while they are there. Blocking."""
+        ...
+
+    async def run(self) -> Comparison:
+        """Of the engine, which serves that update by now."""
+        ...
+
+
 class RolloutService:
-    def __init__(self, config: Config, name: str, engine: Engine, receiver: Receiver) -> None:
+    def __init__(
+        self,
+        config: Config,
+        name: str,
+        engine: Engine,
+        receiver: Receiver,
+        comparison: EngineComparison | None = None,
+    ) -> None:
+        """``comparison`` compares the engine with plain ``transformers``; without one it is not compared."""
         self._config = config
+        self._comparison = comparison
         self._name = name  # rollout.SLOT.INCARNATION, as errors call it
         self._engine = engine
         self._requests = Requests(config.rollout, name, engine)
@@ -61,7 +83,7 @@ class RolloutService:
         self._num_changes = 0
 
     def connect(self, peer: RpcClient) -> None:
-        """Where frames go that must be out before an answer."""
+        """Set the client that sends frames, which must be out before an answer."""
         self._requests.connect(peer)
 
     async def start(self) -> None:
@@ -70,7 +92,7 @@ class RolloutService:
         log.info("%s: engine %s started", self._name, self._engine.name)
 
     async def send_frames(self, peer: RpcClient) -> None:
-        """Until the peer has ended."""
+        """Send frames until the client has ended."""
         self._requests.connect(peer)
         await self._requests.send_frames()
 
@@ -110,7 +132,8 @@ class RolloutService:
     async def _update(self, message: UpdateWeights) -> UpdateWeightsReply:
         version = message.snapshot.version
         try:
-            async with self._exclusive.run("updating", self._config.runtime.update_timeout_s):
+            limit_s = self._config.runtime.update_timeout_s * (2 if message.compare else 1)
+            async with self._exclusive.run("updating", limit_s):
                 return await self._take(message)
         except SupersededError as error:
             raise SupersededVersionError(f"{self._name}: {error}") from error
@@ -122,13 +145,16 @@ class RolloutService:
     async def _take(self, message: UpdateWeights) -> UpdateWeightsReply:
         if self._is_released:
             raise ValueError("its memory is released; activate it")
+        comparison = self._comparison if message.compare else None
+        keep = None if comparison is None else comparison.keep
         loaded = await self._weights.take(
-            message.snapshot, message.bucket_deadline_s, lambda: self._quiet(message.mode)
+            message.snapshot, message.bucket_deadline_s, lambda: self._quiet(message.mode), keep
         )
         await self._resume()
+        compared = None if comparison is None else await comparison.run()
         version = message.snapshot.version
         log.info("%s: serves %s after %.3f s of loading", self._name, version, loaded.load_s)
-        return UpdateWeightsReply(version, loaded.checksum, loaded.transfer_s, loaded.load_s)
+        return UpdateWeightsReply(version, loaded.checksum, loaded.transfer_s, loaded.load_s, compared)
 
     async def _quiet(self, mode: UpdateMode) -> None:
         match mode:
@@ -209,7 +235,8 @@ class RolloutService:
     async def _activate(self, message: Activate) -> ActivateReply:
         self._is_released = True  # whatever comes of it: it serves only when all is done
         try:
-            async with self._exclusive.run("activating", self._config.runtime.update_timeout_s):
+            limit_s = self._config.runtime.update_timeout_s * (2 if message.compare else 1)
+            async with self._exclusive.run("activating", limit_s):
                 reply = await self._wake(message)
                 self._is_released = False
                 return reply
@@ -226,11 +253,16 @@ class RolloutService:
         began = loop.time()
         await self._engine.restore(WEIGHTS)
         parts = {"weights_memory": loop.time() - began}
-        loaded = await self._weights.take(message.snapshot, message.bucket_deadline_s, self._requests.idle)
+        comparison = self._comparison if message.compare else None
+        keep = None if comparison is None else comparison.keep
+        loaded = await self._weights.take(
+            message.snapshot, message.bucket_deadline_s, self._requests.idle, keep
+        )
         parts |= {"transfer": loaded.transfer_s, "load": loaded.load_s}
         began = loop.time()
         await self._engine.restore(CACHES)
         parts["kv_memory"] = loop.time() - began
         await self._resume()
+        compared = None if comparison is None else await comparison.run()
         log.info("%s: active with %s after %.3f s", self._name, message.snapshot.version, sum(parts.values()))
-        return ActivateReply(message.snapshot.version, loaded.checksum, parts)
+        return ActivateReply(message.snapshot.version, loaded.checksum, parts, compared)

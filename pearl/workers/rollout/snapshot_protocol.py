@@ -16,7 +16,7 @@ class Received(Protocol):
 
     @property
     def seconds(self) -> float:
-        """What it took to arrive."""
+        """Seconds that the snapshot took to arrive."""
         ...
 
     def __iter__(self) -> Iterator[tuple[BucketSpec, memoryview]]: ...

@@ -26,9 +26,14 @@ class WeightLoader:
         self._transport: Literal["auto", "mapped", "link"] = transport
 
     async def take(
-        self, snapshot: Snapshot, deadline_s: float, quiet: Callable[[], Awaitable[None]]
+        self,
+        snapshot: Snapshot,
+        deadline_s: float,
+        quiet: Callable[[], Awaitable[None]],
+        keep: Callable[[Received], None] | None = None,
     ) -> Loaded:
-        """The engine may go on while the snapshot arrives; ``quiet`` stops it for the loading only.
+        """The engine may go on while the snapshot arrives; ``quiet`` stops it for the loading only. ``keep`` is given
+        the bytes too, in a thread.
 
         Raises:
             TransferError: the snapshot did not arrive; the engine still has what it had.
@@ -42,6 +47,8 @@ class WeightLoader:
             began = loop.time()
             checksum = await self._load(received)
             loaded = Loaded(checksum, received.seconds, loop.time() - began)
+            if keep is not None:
+                await asyncio.to_thread(keep, received)
         if checksum != snapshot.checksum:
             raise ValueError(
                 f"checksum {checksum} after loading, published {snapshot.checksum}; serving stopped"

@@ -18,6 +18,7 @@ import uvloop
 from pearl.runtime.parent_death import watch_parent
 from pearl.types.config import Config
 from pearl.workers.model import build_model, resolve_device, use_one_thread
+from pearl.workers.rollout.comparison import EngineComparison
 from pearl.workers.rollout.kv_transfer.transport import KvTransport
 from pearl.workers.rollout.process import CountTokens, parse, serve_engine, token_counter
 from pearl.workers.rollout.protocol import Engine, Role
@@ -68,7 +69,8 @@ async def serve(options: argparse.Namespace, config: Config, count_tokens: Count
     receiver = Receiver(options.slot, options.incarnation, socket.gethostname())
     kv_address = str(transport.address) if transport is not None else ""
     try:
-        return await serve_engine(options, config, engine, receiver, kv_address)
+        comparison = EngineComparison(config, options.vocabulary_size, engine)
+        return await serve_engine(options, config, engine, receiver, kv_address, comparison)
     finally:
         if transport is not None:
             transport.close()

@@ -1,31 +1,42 @@
-"""How a batch is cut: samples to ranks by tokens, a rank's samples to micro-batches of a token budget.
+"""How a batch is cut: samples to ranks by their work, a rank's samples to micro-batches of a token budget.
 
 Pure and the same on every rank. All ranks run equally many micro-batches, empty ones included, so that their
 collectives always meet.
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 Plan = list[list[list[int]]]
 """[rank][micro-batch] -> indices of samples."""
 
 
-def cut(lengths: Sequence[int], num_ranks: int, tokens_per_micro_batch: int) -> Plan:
-    """Every index of ``lengths`` (tokens a sample) exactly once. A sample longer than the budget is alone."""
-    ranks = [_micro_batches(share, lengths, tokens_per_micro_batch) for share in balance(lengths, num_ranks)]
+def cut(
+    lengths: Sequence[int],
+    num_ranks: int,
+    tokens_per_micro_batch: int,
+    work: Callable[[int], int] = lambda length: length,
+) -> Plan:
+    """Every index of ``lengths`` (tokens a sample) exactly once. A sample longer than the budget is alone.
+
+    ``work`` grows with the length: what a sample of so many tokens costs a rank.
+    """
+    shares = balance(lengths, num_ranks, work)
+    ranks = [_micro_batches(share, lengths, tokens_per_micro_batch) for share in shares]
     most = max(len(batches) for batches in ranks)
     return [batches + [[] for _ in range(most - len(batches))] for batches in ranks]
 
 
-def balance(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """The longest sample first, each to the rank with the fewest tokens so far."""
+def balance(
+    lengths: Sequence[int], num_ranks: int, work: Callable[[int], int] = lambda length: length
+) -> list[list[int]]:
+    """The longest sample first, each to the rank with the least work so far."""
     shares: list[list[int]] = [[] for _ in range(num_ranks)]
     loads = [(0, rank) for rank in range(num_ranks)]
     for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
         load, rank = heapq.heappop(loads)
         shares[rank].append(index)
-        heapq.heappush(loads, (load + lengths[index], rank))
+        heapq.heappush(loads, (load + work(lengths[index]), rank))
     return shares
 
 

@@ -14,18 +14,23 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import PreTrainedModel
 
 from pearl.types.config import ModelConfig
 from pearl.workers.architecture.attach import attach_attention
 from pearl.workers.architecture.dtypes import ServedDtypes, cast_persistent_buffers
 from pearl.workers.model import build_model
+from pearl.workers.training.activations import checkpoint_activations, decoder_layers
+from pearl.workers.training.flops import Flops
+from pearl.workers.training.output_layer import OutputLayer, is_tied, output_layer
 from pearl.workers.training.packing import NAME, Packed
-from pearl.workers.training.scoring import Scores, score
+from pearl.workers.training.scoring import Scores
 from pearl.workers.weight_transfer.checksum import canonical_tensors
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Per-parameter tensors of AdamW."""
 CLIP_EPSILON = 1e-6
+NORM_PIECE = 1 << 20
 
 
 class Policy:
@@ -37,6 +42,7 @@ class Policy:
         vocabulary_size: int,
         seed: int,
         device: torch.device,
+        activation_checkpointing: bool = True,
         max_context_tokens: int = 32768,
     ) -> None:
         """``vocabulary_size``: ids that may be trained; further rows of the model are padding.
@@ -52,23 +58,33 @@ class Policy:
         attach_attention(model, NAME, max_context_tokens)
         self.vocabulary_size = vocabulary_size
         self.model: nn.Module = model
-        self._shard(set(model._no_split_modules or ()))
+        self.flops = Flops.of(model)
+        self.output_layer = OutputLayer(model, self.vocabulary_size)
+        layers = decoder_layers(model)
+        if activation_checkpointing:
+            for layer in layers:
+                checkpoint_activations(layer)
+        self._shard(model, layers)
         self.parameters = dict(self.model.named_parameters())
 
-    def _shard(self, layer_classes: set[str]) -> None:
+    def _shard(self, model: PreTrainedModel, layers: list[nn.Module]) -> None:
         mesh = init_device_mesh(self.device.type, (self.num_ranks,))
+        # Gradients are summed in float32 over ranks and, in the parameters' own dtype, over micro-batches.
         mixed = MixedPrecisionPolicy(param_dtype=self.served.dtype, reduce_dtype=torch.float32)
         kept = MixedPrecisionPolicy(torch.float32, torch.float32, cast_forward_inputs=False)
         for module in self.served.kept_modules(self.model):
             fully_shard(module, mesh=mesh, mp_policy=kept)
-        for module in list(self.model.modules()):
-            if type(module).__name__ in layer_classes:
-                fully_shard(module, mesh=mesh, mp_policy=mixed)
-        fully_shard(self.model, mesh=mesh, mp_policy=mixed)
+        for layer in layers:
+            fully_shard(layer, mesh=mesh, mp_policy=mixed)
+        if not is_tied(model):
+            fully_shard(model.get_input_embeddings(), mesh=mesh, mp_policy=mixed)
+            # The backward begins with it: gathering it twice would buy nothing.
+            fully_shard(output_layer(model), mesh=mesh, mp_policy=mixed, reshard_after_forward=False)
+        fully_shard(model, mesh=mesh, mp_policy=mixed)
 
-    def score(self, packed: Packed, temperature: float) -> Scores:
+    def score(self, packed: Packed, temperature: float, has_entropy_gradient: bool = False) -> Scores:
         """All ranks call it together, those without a sequence too."""
-        return score(self.model, packed, temperature, self.vocabulary_size)
+        return self.output_layer.score(packed, temperature, has_entropy_gradient)
 
     # gradients
 
@@ -80,7 +96,8 @@ class Policy:
         """L2, over all ranks' shards."""
         squares = torch.zeros(1, dtype=torch.float64, device=self.device)
         for gradient in self.gradients():
-            squares += gradient.double().square().sum()
+            for piece in torch.split(gradient.reshape(-1), NORM_PIECE):  # no second copy of a large one
+                squares += piece.double().square().sum()
         dist.all_reduce(squares)
         return math.sqrt(squares.item()) if squares.item() >= 0 else math.nan
 

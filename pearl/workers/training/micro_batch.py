@@ -7,6 +7,7 @@ import numpy.typing as npt
 import torch
 
 from pearl.workers.training.batching import cut
+from pearl.workers.training.flops import Flops
 from pearl.workers.training.packing import Packed, pack
 from pearl.workers.training.samples import TrainingSample
 
@@ -40,11 +41,13 @@ def make_update(
     num_ranks: int,
     rank: int,
     tokens_per_micro_batch: int,
+    flops: Flops,
     device: torch.device,
 ) -> Update:
     """The same samples on every rank give plans that fit together; samples without a trained token are not run."""
     run = [index for index, sample in enumerate(samples) if sample.is_run]
-    plan = cut([samples[index].num_inputs for index in run], num_ranks, tokens_per_micro_batch)
+    lengths = [samples[index].num_inputs for index in run]
+    plan = cut(lengths, num_ranks, tokens_per_micro_batch, flops.of_sequence)
     micro_batches = [
         MicroBatch(
             [samples[run[place]] for place in chosen],

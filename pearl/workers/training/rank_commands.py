@@ -13,6 +13,7 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     lineage: int
     restore_step: int | None
     demonstrations: tuple[Demonstration, ...]
+    compare: bool = False  # with plain transformers
 
 
 class Step(msgspec.Struct, frozen=True, tag=True):

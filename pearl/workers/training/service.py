@@ -122,7 +122,12 @@ class TrainingService:
             restore_step = await asyncio.to_thread(self._find, message.restore_step)
             demonstrations, self._demonstrations = tuple(self._demonstrations), []
             reply = await self._execute(
-                Begin(message.lineage, restore_step, demonstrations if restore_step is None else ())
+                Begin(
+                    message.lineage,
+                    restore_step,
+                    demonstrations if restore_step is None else (),
+                    message.compare,
+                )
             )
         assert isinstance(reply, StartTrainingReply), reply
         self._step = reply.snapshot.version.step

@@ -31,6 +31,7 @@ from pearl.workers.training.grpo import (
 )
 from pearl.workers.training.learning_rate import learning_rate
 from pearl.workers.training.micro_batch import MicroBatch, Update, make_update
+from pearl.workers.training.packing import Packed
 from pearl.workers.training.rank_commands import Progress
 from pearl.workers.training.samples import TrainingSample, unpack
 from pearl.workers.training.scoring import Scores
@@ -64,14 +65,15 @@ class Trainer:
     ) -> None:
         self.version = Version(-1, -1)  # until it is started
         self.progress = progress
+        training = config.training
         self.policy = Policy(
             config.model,
             vocabulary_size,
             config.run.seed,
             device,
-            max_context_tokens=config.rollout.max_context_tokens,
+            training.activation_checkpointing,
+            config.rollout.max_context_tokens,
         )
-        training = config.training
         self._config = config
         self._vocabulary_size = vocabulary_size
         self._checkpoints = checkpoints
@@ -183,6 +185,7 @@ class Trainer:
                 self.policy.num_ranks,
                 self._rank,
                 training.tokens_per_micro_batch,
+                self.policy.flops,
                 self.policy.device,
             )
             for chosen in deal_groups(groups_S.tolist(), training.updates_per_step)
@@ -210,7 +213,11 @@ class Trainer:
         return [micro_batch for update in updates for micro_batch in update.micro_batches]
 
     def _score(self, micro_batch: MicroBatch) -> Scores:
-        return self.policy.score(micro_batch.packed, self._config.rollout.temperature)
+        return self.score(micro_batch.packed)
+
+    def score(self, packed: Packed) -> Scores:
+        """As a step does it."""
+        return self.policy.score(packed, self._config.rollout.temperature)
 
     def _update(self, update: Update, rate: float, tally: StepMetrics) -> tuple[float, bool]:
         for micro_batch in update.micro_batches:

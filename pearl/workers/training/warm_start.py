@@ -93,7 +93,8 @@ def _accumulate(
 ) -> float:
     """Gradients of the weighted mean over the whole batch -> that mean."""
     total = float(sum(np.abs(lesson.weights).sum(dtype=np.float64) for lesson in lessons))
-    plan = cut([lesson.num_inputs for lesson in lessons], policy.num_ranks, tokens_per_micro_batch)
+    lengths = [lesson.num_inputs for lesson in lessons]
+    plan = cut(lengths, policy.num_ranks, tokens_per_micro_batch, policy.flops.of_sequence)
     summed = torch.zeros(1, dtype=torch.float64)
     for chosen in plan[dist.get_rank()]:
         part = [lessons[index] for index in chosen]

@@ -22,6 +22,8 @@ import torch
 import torch.distributed as dist
 import uvloop
 
+from pearl.types import tcp_address
+from pearl.types.comparison import Comparison
 from pearl.types.config import Config
 from pearl.types.messages.training import (
     Offload,
@@ -31,8 +33,11 @@ from pearl.types.messages.training import (
     StartTrainingReply,
     TrainStepReply,
 )
+from pearl.types.weights import Snapshot
+from pearl.workers.allocator import return_large_blocks
 from pearl.workers.model import resolve_device, use_one_thread
 from pearl.workers.training.checkpoint import CheckpointStore
+from pearl.workers.training.comparison import compare
 from pearl.workers.training.control import ControlChannel
 from pearl.workers.training.process import make_peer, parse
 from pearl.workers.training.rank_commands import Begin, Command, Progress, Step, Stop
@@ -48,7 +53,6 @@ log = logging.getLogger(__name__)
 LEAVE_LIMIT_S = 2.0
 """For the other ranks to hear that the world ends; after it they learn it from the closed connection."""
 MAX_WAITING = 8
-LOOPBACK = "tcp://127."
 
 
 class Rank:
@@ -72,6 +76,7 @@ class Rank:
             torch.cuda.set_device(device)
         else:
             use_one_thread()
+            return_large_blocks()
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
             timeout=timedelta(seconds=self._config.runtime.train_timeout_s),
@@ -91,10 +96,21 @@ class Rank:
         self._store = SnapshotStore(
             options.incarnation, self._rank, socket.gethostname(), weights.bucket_bytes
         )
-        has_peers_elsewhere = not options.address.startswith(LOOPBACK)
+        coordinator = tcp_address.parse(options.address)
+        has_peers_elsewhere = not coordinator.is_loopback
         if weights.transport == "link" or (weights.transport == "auto" and has_peers_elsewhere):
-            address = advertised_address(None, peers_elsewhere=True) if has_peers_elsewhere else "127.0.0.1"
-            self._links = LinkServer(self._store, address=address, deadline_s=weights.bucket_deadline_s)
+            is_ipv6 = coordinator.is_ipv6
+            address = (
+                advertised_address(None, peers_elsewhere=True, ipv6=is_ipv6)
+                if has_peers_elsewhere
+                else "127.0.0.1"
+            )
+            self._links = LinkServer(
+                self._store,
+                address=address,
+                deadline_s=weights.bucket_deadline_s,
+                bind_address="::" if is_ipv6 and has_peers_elsewhere else "0.0.0.0",
+            )
 
     def lead(self, command: Command) -> Reply | None:
         """On rank 0: have all ranks execute it."""
@@ -125,9 +141,21 @@ class Rank:
         else:
             self._trainer.restore(command.lineage, command.restore_step)
         snapshot = self._trainer.publish(self._store)
+        comparison = self._compare(command, snapshot) if command.compare else None
         if snapshot is None:
             return None
-        return StartTrainingReply(snapshot, command.restore_step is not None, metrics)
+        return StartTrainingReply(snapshot, command.restore_step is not None, metrics, comparison)
+
+    def _compare(self, command: Begin, snapshot: Snapshot | None) -> Comparison | None:
+        self._progress.busy = "comparison"
+        is_untrained = command.restore_step is None and not self._config.warm_start.num_steps
+        return compare(
+            self._trainer,
+            self._config,
+            self._options.vocabulary_size,
+            snapshot,
+            is_untrained=is_untrained,
+        )
 
     def _step(self, command: Step) -> TrainStepReply | None:
         result = self._trainer.train(command.step, command.samples)

@@ -54,7 +54,7 @@ class WeightsHasher:
         self._hash.update(msgspec.msgpack.encode((name, dtype, shape)))
 
     def update(self, data: Any) -> None:
-        """More bytes of the current tensor; anything with the buffer interface."""
+        """Add bytes of the current tensor; anything with the buffer interface."""
         self._hash.update(data)
 
     def hexdigest(self) -> str:

@@ -154,7 +154,7 @@ class SnapshotStore:
 
     @contextlib.contextmanager
     def writing(self, version: Version, specs: tuple[TensorSpec, ...]) -> Iterator[SnapshotWriter]:
-        """As ``publish`` for tensors that come one by one, in the layout's (sorted) order, e.g. from a gather."""
+        """Publish tensors that come one by one in the layout's (sorted) order, e.g. from a gather."""
         if image_bytes(specs) == 0:
             raise ValueError(f"version {version} has no bytes: give the model's tensors")
         image = self._next_image(image_bytes(specs))

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 from engine_support import MODEL, VOCABULARY
 
+from pearl.types.config import ModelConfig
 from pearl.workers.rollout.protocol import Role
 from pearl.workers.rollout.sglang.engine import SglangEngine
 from pearl.workers.rollout.sglang.model_files import write_model
@@ -91,7 +92,9 @@ def settings_in(directory: Path, **changes: object) -> SglangSettings:
 
 
 @contextmanager
-def running_servers(*roles: Role) -> Iterator[list[tuple[Server, SglangSettings]]]:
+def running_servers(
+    *roles: Role, model: ModelConfig = MODEL, vocabulary_size: int = VOCABULARY
+) -> Iterator[list[tuple[Server, SglangSettings]]]:
     """Servers that wait_exited event loops, all started at once."""
     with tempfile.TemporaryDirectory() as name:
         found = []
@@ -99,7 +102,7 @@ def running_servers(*roles: Role) -> Iterator[list[tuple[Server, SglangSettings]
             directory = Path(name) / str(index)
             directory.mkdir()
             settings = settings_in(directory)
-            write_model(MODEL, VOCABULARY, settings.model_directory)
+            write_model(model, vocabulary_size, settings.model_directory)
             found.append((Server(settings), settings))
         try:
             asyncio.run(_start([server for server, _ in found], roles))
@@ -122,13 +125,15 @@ async def engine_on(
     role: Role = "colocated",
     point: PairRendezvous | None = None,
     count_tokens: CountTokens | None = None,
+    model: ModelConfig = MODEL,
+    vocabulary_size: int = VOCABULARY,
 ) -> AsyncIterator[SglangEngine]:
     """A started engine without weights, as good as new."""
     async with asyncio.TaskGroup() as group:
         engine = SglangEngine(
             settings,
             server,
-            lambda: write_model(MODEL, VOCABULARY, settings.model_directory),
+            lambda: write_model(model, vocabulary_size, settings.model_directory),
             group,
             start_limit_s=START_LIMIT_S,
             count_tokens=count_tokens,

@@ -1,8 +1,8 @@
 """What the SGLang engine makes of what it is told, without SGLang."""
 
-import importlib.util
+import importlib
 import json
-from collections.abc import Iterable
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -264,7 +264,12 @@ def test_the_image_that_is_staged_is_the_one_that_was_published(tmp_path: Path) 
         staged.add(bucket, data)
     staged.check_whole()
     assert staged.checksum() == image(1).checksum
-    assert model.names["lm_head.weight"] == ["lm_head.weight", "model.embed_tokens.weight"]
+    tied = [
+        piece.tensor
+        for piece in model.pieces
+        if piece.name in ("lm_head.weight", "model.embed_tokens.weight")
+    ]
+    assert tied == ["lm_head.weight"] * 2
     staged.close()
 
 
@@ -285,24 +290,39 @@ def test_the_model_directory_says_nothing_of_end_tokens(tmp_path: Path) -> None:
     assert "eos_token_id" not in content
 
 
+GOOD: dict[str, list[str]] = {"wrong": [], "unproven": [], "unused": []}
+
+
 def test_ranks_that_say_what_is_wrong_or_nothing(tmp_path: Path) -> None:
     answer = tmp_path / "loaded"
-    (tmp_path / "loaded.0").write_text(json.dumps({"wrong": ["a"], "unknown": [], "num_tensors": 1}))
-    (tmp_path / "loaded.1").write_text(json.dumps({"error": "ValueError: no"}))
-    assert "serves other values than it was given in a" in complaints(answers(answer, 1))
+    (tmp_path / "loaded.0").write_text(json.dumps(GOOD))
+    (tmp_path / "loaded.1").write_text(json.dumps(GOOD | {"wrong": ["a"]}))
+    assert "rank 1 of SGLang serves other values than it was given in a" in complaints(answers(answer, 2))
     with pytest.raises(ValueError, match="rank 0 of SGLang did not say"):
         answers(answer, 1)
     assert complaints([{"error": "ValueError: no"}]) == "rank 0 of SGLang could not load it: ValueError: no"
 
 
+def test_nothing_is_proven_that_some_rank_could_not_prove() -> None:
+    assert complaints([GOOD, GOOD]) == ""
+    unproven = complaints([GOOD, GOOD | {"unproven": ["experts.w13_weight"]}])
+    assert unproven.startswith("rank 1")
+    assert unproven.endswith("experts.w13_weight")
+    many = [f"layer.{index}" for index in range(9)]
+    assert complaints([GOOD | {"wrong": many}]).endswith("layer.4 and 4 more")
+
+
+def test_a_tensor_may_be_served_by_any_of_the_ranks_but_not_by_none() -> None:
+    ours, theirs = GOOD | {"unused": ["experts.0", "gone"]}, GOOD | {"unused": ["experts.1", "gone"]}
+    assert complaints([ours, theirs]) == "no rank of SGLang serves gone of the update"
+    assert complaints([GOOD | {"unused": ["experts.0"]}, GOOD | {"unused": ["experts.1"]}]) == ""
+
+
 def on_server() -> ModuleType:
     """What runs inside SGLang's processes."""
-    spec = importlib.util.spec_from_file_location("pearl_on_server", SERVER_PATH / "pearl_on_server.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    if str(SERVER_PATH) not in sys.path:
+        sys.path.append(str(SERVER_PATH))
+    return importlib.import_module("pearl_on_server")
 
 
 def test_draws_inside_sglang_are_those_of_the_torch_engine() -> None:
@@ -314,45 +334,3 @@ def test_draws_inside_sglang_are_those_of_the_torch_engine() -> None:
     expected = sample(logits, np.ones(6), uniforms).ids
     probs = logits.double().softmax(-1)
     assert on_server().draw(probs, signed, torch.from_numpy(positions)).tolist() == expected
-
-
-class Fused(torch.nn.Module):
-    """Half of a model, as the second of two ranks serves it; ``broken`` loads one value wrongly."""
-
-    def __init__(self, broken: bool = False) -> None:
-        super().__init__()
-        self.qkv_proj = torch.nn.Linear(4, 4, bias=False)  # 2 + 1 + 1 of 4, 2 and 2 rows
-        self.o_proj = torch.nn.Linear(2, 4, bias=False)
-        self.embed = torch.nn.Embedding(64, 4)  # the second 64 of 100, padded to 128
-        self.broken = broken
-
-    @torch.no_grad()
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        given = dict(weights)
-        parts = [given[f"a.{name}_proj.weight"] for name in "qkv"]
-        self.qkv_proj.weight.copy_(torch.cat([part[len(part) // 2 :] for part in parts]))
-        self.o_proj.weight.copy_(given["a.o_proj.weight"][:, 2:])
-        self.embed.weight[:36] = given["embed.weight"][64:]
-        if self.broken:
-            self.qkv_proj.weight[3, 0] += 1
-
-    def named_parameters(self, *_: Any, **__: Any) -> Any:
-        yield "a.qkv_proj.weight", self.qkv_proj.weight
-        yield "a.o_proj.weight", self.o_proj.weight
-        yield "embed.weight", self.embed.weight
-
-
-@pytest.mark.parametrize("broken", [False, True])
-def test_each_rank_proves_its_part_of_the_image(tmp_path: Path, broken: bool) -> None:
-    shapes = {"a.q_proj.weight": (4, 4), "a.k_proj.weight": (2, 4), "a.v_proj.weight": (2, 4)}
-    shapes |= {"a.o_proj.weight": (4, 4), "embed.weight": (100, 4), "gone.weight": (2, 2)}
-    specs, data = [], b""
-    for name, shape in shapes.items():
-        content = torch.randn(shape).numpy().tobytes()
-        specs.append(([name], "float32", shape, len(data), len(content)))
-        data += content
-    (tmp_path / "image").write_bytes(data)
-    order = {"image": str(tmp_path / "image"), "num_bytes": len(data), "tensors": specs}
-    said = on_server()._load(Fused(broken), order, 1, 2)
-    assert said["wrong"] == (["a.v_proj.weight"] if broken else [])
-    assert said["unknown"] == ["gone.weight"]

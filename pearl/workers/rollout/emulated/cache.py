@@ -49,7 +49,7 @@ class PrefixCache:
         return max((common(kept, ids) for kept in alike), default=0)
 
     def take(self, key: int) -> None:
-        """Its KV belongs to a running request from now on."""
+        """Remove an entry whose KV belongs to a running request from now on."""
         self._remove(key)
 
     def shrink(self, num_tokens: int) -> None:

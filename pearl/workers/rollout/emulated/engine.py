@@ -148,7 +148,7 @@ class EmulatedEngine:
         self._deliver()
 
     def _wait(self, seconds: float) -> None:
-        """For the end of what was begun."""
+        """Set the timer for the end of the iterations that have begun."""
         self._deadline_s = self._began_s + seconds
         delay_s = max(0.0, self._deadline_s - self._clock.now())
         self._timer = self._clock.call_later(delay_s, self._end)
@@ -255,7 +255,7 @@ class EmulatedEngine:
         self.role = role
 
     async def kv_read(self, attempt: int, count: int) -> Block | None:
-        """When it has crossed the link, which all that this worker sends shares."""
+        """Return once that KV has crossed the link, which all that this worker sends shares."""
         seconds = count * self._timing.kv_bytes_per_token / self._timing.kv_bandwidth_bytes_per_s
         now = self._clock.now()
         self._link_free_s = max(now, self._link_free_s) + seconds

@@ -17,7 +17,7 @@ class PairedRequests(BasePairedRequests[Request]):
         return Ready(request.attempt, request.computed, request.target, version, LAYOUT)
 
     def land(self, request: Request, num_tokens: int, version: Version) -> None:
-        """Its first ``num_tokens`` tokens are here."""
+        """Note that the first ``num_tokens`` tokens of its KV have arrived."""
         request.computed = num_tokens
         self._check_landed(request, version)
 

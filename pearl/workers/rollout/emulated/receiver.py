@@ -25,7 +25,7 @@ class EmulatedReceived:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing is held."""
+        """Do nothing: there is no memory to release."""
 
 
 class EmulatedReceiver:

@@ -84,7 +84,8 @@ class Scheduler:
         self.cache.shrink(self.capacity - self.held)
 
     def make_room(self) -> list[Request]:
-        """So that everything that decodes can grow by a token; the requests that are to be retracted for it."""
+        """Free memory so that every decoding request can grow by a token; returns the requests to be retracted for
+        it."""
         losers = []
         free = self.num_free
         # PairedRequests in transfer neither grow nor go: they are on their way, within limits of their own.

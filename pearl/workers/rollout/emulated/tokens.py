@@ -20,7 +20,7 @@ NOTHING: Ids = np.empty(0, np.int32)
 
 
 def answer(request: GenerateRequest, vocabulary_size: int, length_spread: float) -> tuple[Ids, FinishReason]:
-    """What follows ``request.ids``, and why it ends there; at least one token when any are allowed."""
+    """Return the ids that follow ``request.ids`` and why they end there; at least one token when any are allowed."""
     context = len(request.ids)
     # Greedy is the same for every trajectory, as it is for a model.
     seed = 0 if request.params.temperature == 0.0 else request.seed

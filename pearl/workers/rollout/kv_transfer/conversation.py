@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 async def converse(speak: Coroutine[Any, Any, None], *others: Coroutine[Any, Any, None]) -> None:
-    """Until ``speak`` has said everything. Raises the KvTransferError of whichever fails first."""
+    """Run all parts until ``speak`` has sent everything. Raises the KvTransferError of whichever fails first."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(other) for other in others]
@@ -25,7 +25,7 @@ async def converse(speak: Coroutine[Any, Any, None], *others: Coroutine[Any, Any
 
 
 async def answer_of(engine: Awaitable[T], limit_s: float) -> T:
-    """What the engine says, which it does between two iterations."""
+    """Await the engine's answer, which it gives between two iterations."""
     try:
         async with asyncio.timeout(limit_s):
             return await engine

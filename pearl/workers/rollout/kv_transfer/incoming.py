@@ -36,7 +36,7 @@ class Incoming:
         self._held = 0  # bytes of the budget
 
     def meet(self, connection: Connection) -> bool:
-        """Its prefill stage is on the line; False when nobody waits for it any more."""
+        """Take the connection of the prefill stage; False when nobody waits for it any more."""
         if self._arrival.done():
             return False
         self._arrival.set_result(connection)
@@ -57,7 +57,7 @@ class Incoming:
         self._sayable.happened()
 
     async def run(self) -> None:
-        """Its failure is told to the engine, unless the engine itself ended it."""
+        """Run the transfer and report a failure to the engine, unless the engine itself ended it."""
         connection: Connection | None = None
         error = ""
         try:

@@ -42,7 +42,7 @@ class Outgoing:
         self._sayable.happened()
 
     async def run(self) -> None:
-        """Its outcome is told to the engine, unless the engine itself ended it."""
+        """Run the transfer and report its outcome to the engine, unless the engine itself ended it."""
         error = ""
         try:
             try:

@@ -45,7 +45,12 @@ class KvTransport:
         """``host`` is what others reach this one by; ``name`` what they call it."""
         self.limits = limits or KvLimits()
         self._name = name
-        self._listener = socket.create_server((bind_host, 0), backlog=self.limits.max_strangers)
+        self._listener = socket.create_server(
+            (bind_host, 0),
+            family=socket.AF_INET6 if ":" in bind_host else socket.AF_INET,
+            backlog=self.limits.max_strangers,
+            dualstack_ipv6=":" in bind_host,
+        )
         self._listener.setblocking(False)
         self.address = KvAddress(host, self._listener.getsockname()[1], secrets.token_hex(8))
         self._thread = threading.Thread(target=self._run, name="kv-transport", daemon=True)
@@ -63,7 +68,7 @@ class KvTransport:
         self._serving.wait(JOIN_LIMIT_S)
 
     def post(self, notices: Sequence[Notice]) -> None:
-        """From any thread."""
+        """Queue notices; may be called from any thread."""
         loop = self._loop
         if loop is not None:
             with contextlib.suppress(RuntimeError):  # closed: nothing is handed over any more
@@ -170,7 +175,7 @@ class KvTransport:
             asyncio.get_running_loop().add_reader(self._listener, self._accept)
 
     def _accept(self) -> None:
-        """Not awaited: a cancelled accept would lose the connection it was about to return."""
+        """Accept by callback: a cancelled ``await accept`` would lose the connection it was about to return."""
         try:
             accepted, _ = self._listener.accept()
         except BlockingIOError:  # it has gone again
@@ -189,7 +194,7 @@ class KvTransport:
             self._begin("stranger", self._introduce(connection))
 
     async def _introduce(self, connection: Connection) -> None:
-        """Until the connection is in the hands of the decode stage that waits for it."""
+        """Read the hello and hand the connection to the decode stage that waits for it."""
         is_met = False
         try:
             hello = await connection.recv(self.limits.contact_s)

@@ -74,7 +74,7 @@ class SglangApi:
         await self._post("/pd_role_switch", body, SWITCH_LIMIT_S)
 
     async def loads(self) -> dict[str, Any]:
-        """Of the scheduler."""
+        """Return the scheduler's load."""
         said = await self._client.good("GET", "/v1/loads", limit_s=QUICK_S)
         found: dict[str, Any] = said["loads"][0]
         return found

@@ -66,7 +66,7 @@ class Attempt:
 
     @property
     def context(self) -> npt.NDArray[np.int32]:
-        """With what it has generated."""
+        """Return the request's ids with what it has generated."""
         if not self.generated:
             return self.request.ids
         return np.concatenate([self.request.ids, np.array(self.generated, np.int32)])
@@ -86,7 +86,7 @@ class Attempt:
         self.versions = {str(version): version}
 
     def update(self, version: Version) -> None:
-        """From here on it may make tokens under new weights."""
+        """Note the version under which it may make tokens from here on."""
         if self.rid:
             self.version = version
             self.versions[str(version)] = version
@@ -115,7 +115,7 @@ class Attempt:
 
 
 def read_event(event: Any, num_known: int, asks_prefill: int = 1) -> Piece:
-    """What is new in an event of a request of which ``num_known`` tokens are here. Raises MalformedError."""
+    """Read what an event adds to a request of which ``num_known`` tokens are here. Raises MalformedError."""
     meta = event.get("meta_info") if isinstance(event, dict) else None
     if not isinstance(meta, dict):
         raise MalformedError(f"an event without meta_info: {str(event)[:200]}")

@@ -68,7 +68,7 @@ class Stream(asyncio.Protocol):
             self._end(str(error) if error else "the server closed the connection")
 
     def close(self) -> None:
-        """Nothing more is told. SGLang ends a request whose connection is closed."""
+        """Close the connection and call nobody any more. SGLang ends a request whose connection is closed."""
         self._on_end = None
         if self._transport is not None:
             self._transport.abort()
@@ -136,7 +136,7 @@ class Client:
 
 
 def complaint(value: Any) -> str:
-    """What an answer complains of, in a line."""
+    """Return the error text of an answer in one line."""
     if isinstance(value, dict):
         error = value.get("error", value)
         value = error.get("message", error) if isinstance(error, dict) else error

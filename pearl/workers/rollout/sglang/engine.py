@@ -198,7 +198,7 @@ class SglangEngine:
             self._running.is_held = True
 
     async def _let_go(self) -> None:
-        """So that what is to be taken out can come out: SGLang ends a request in an iteration."""
+        """Let SGLang iterate so that aborted requests can leave: it ends a request only within an iteration."""
         if self._running.is_held:
             self._running.is_held = False
             await self._api.resume()
@@ -342,7 +342,7 @@ class SglangEngine:
             await self._restart(role)
 
     async def _restart(self, role: Role) -> None:
-        """Of SGLang alone, with the weights it had. Its failure ends the engine: there is no server any more."""
+        """Restart SGLang alone, with the weights it had. A failure ends the engine: there is no server any more."""
         self._health.is_restarting = True
         try:
             await self._server.stop()
@@ -363,7 +363,7 @@ class SglangEngine:
         return not self._running.live
 
     def load(self) -> EngineLoad:
-        """What this engine has handed over; SGLang may let some of it wait."""
+        """Return the load that this engine has handed over; SGLang may let some of it wait."""
         num_in = len(self._running.in_sglang)
         return EngineLoad(
             num_running=min(num_in, self._settings.max_running),

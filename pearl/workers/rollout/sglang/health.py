@@ -31,7 +31,7 @@ class Health:
         self._has_failed.set()
 
     async def watch(self) -> None:
-        """Until it has died or does not answer any more. Raises EngineDiedError."""
+        """Watch the server until it has died or stopped answering. Raises EngineDiedError."""
         num_silent = 0
         while not self.failure:
             with contextlib.suppress(TimeoutError):

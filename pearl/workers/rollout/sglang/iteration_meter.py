@@ -40,7 +40,7 @@ class IterationMeter:
         self._context_tokens += context_tokens
 
     def idle(self) -> None:
-        """Nothing runs any more."""
+        """Note that nothing runs any more."""
         if self._seen:
             self._close(self._last_s)
         self._since_s = None

@@ -9,7 +9,7 @@ from pearl.runtime.process_markers import with_descendants
 
 
 def held_bytes(pid: int, uses_gpu: bool) -> int:
-    """By the server and all its processes."""
+    """Return the bytes held by the server and all its processes."""
     pids = set(with_descendants([pid]))
     return _on_gpus() if uses_gpu else sum(map(_resident, pids))
 
@@ -23,7 +23,8 @@ def _resident(pid: int) -> int:
 
 
 def _on_gpus() -> int:
-    """In use on the GPUs that this process may see. A slot has its GPUs for itself while it serves or lets go."""
+    """Return the bytes in use on the GPUs that this process may see; while it serves or releases, a slot has its
+    GPUs for itself."""
     pynvml.nvmlInit()
     try:
         return sum(_used(name) for name in _visible())

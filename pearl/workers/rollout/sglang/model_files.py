@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from pearl.types.config import ModelConfig
 from pearl.workers.model import TINY_MODEL, build_model
+from pearl.workers.rollout.sglang.pieces import Piece, checkpoint_pieces
 from pearl.workers.weight_transfer.checksum import canonical_tensors
 
 NAME = "config.json"
@@ -24,8 +25,8 @@ class Model:
 
     shapes: nn.Module
     """On no device."""
-    names: dict[str, list[str]]
-    """Canonical name -> all names that the tensor goes by, tied ones too."""
+    pieces: tuple[Piece, ...]
+    """The tensors of a checkpoint of this model: what SGLang loads."""
     vocabulary_size: int
     num_weight_bytes: int
 
@@ -69,9 +70,5 @@ def _read(directory: Path, config: ModelConfig, vocabulary_size: int) -> Model:
             "use a model made for this environment's tokenizer"
         )
     canonical = canonical_tensors(shapes)
-    by_identity: dict[int, list[str]] = {}
-    for name, tensor in sorted(shapes.state_dict(keep_vars=True).items()):
-        by_identity.setdefault(id(tensor), []).append(name)
-    names = {found[0]: found for found in by_identity.values()}
     num_bytes = sum(tensor.numel() * tensor.element_size() for _, tensor in canonical)
-    return Model(shapes, names, rows, num_bytes)
+    return Model(shapes, checkpoint_pieces(shapes), rows, num_bytes)

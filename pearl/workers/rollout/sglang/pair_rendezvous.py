@@ -105,7 +105,7 @@ class PairConnection(asyncio.Protocol):
             self._transport.write(msgspec.json.encode(word) + b"\n")
 
     def close(self) -> None:
-        """What was said before still leaves."""
+        """Close the connection; messages already sent still leave."""
         if self._transport is not None:
             self._transport.close()
 
@@ -168,7 +168,7 @@ class PairRendezvous:
         line.say(stage.offer)
 
     def over(self, attempt: int) -> None:
-        """Its KV is where it should be."""
+        """Note that the attempt's KV has arrived."""
         stage = self._stages.pop(attempt, None)
         if stage is not None:
             if stage.line is not None:
@@ -176,7 +176,7 @@ class PairRendezvous:
             self._let_go(stage)
 
     def give_up(self, attempt: int, reason: str) -> None:
-        """It failed here; the other stage is told."""
+        """Note that the attempt failed here, and notify the other stage."""
         stage = self._stages.pop(attempt, None)
         if stage is not None:
             if stage.line is not None:

@@ -65,7 +65,7 @@ class PairedRequests:
         )
 
     def _judge(self, attempt: Attempt, offer: Offer) -> str:
-        """Of a decode stage: it begins, or says why not."""
+        """Start a decode stage, or return why it cannot start."""
         if offer.name != attempt.request.pair:
             return f"{offer.name} offered KV, {attempt.request.pair} was to"
         if offer.version != self._running.version:
@@ -98,7 +98,7 @@ class PairedRequests:
             self._point.give_up(attempt.number, reason)
 
     async def end_transfers(self) -> None:
-        """Those whose KV, of the version until now, may be on its way."""
+        """End the requests whose KV, of the version until now, may be in transfer."""
         async with asyncio.TaskGroup() as group:
             for attempt in list(self._running.live.values()):
                 if attempt.stage == "prefill" or (attempt.stage == "decode" and attempt.num_known == 0):

@@ -65,7 +65,7 @@ class RequestManager:
 
     @property
     def num_tokens(self) -> int:
-        """Of context and answer of those in SGLang, whose KV it holds."""
+        """Return the tokens of context and answer of requests in SGLang, whose KV it holds."""
         return sum(attempt.num_tokens for attempt in self.in_sglang)
 
     # In
@@ -113,7 +113,7 @@ class RequestManager:
             stream.close()
 
     def go_on(self) -> None:
-        """Those that waited."""
+        """Submit the requests that waited."""
         while self.is_open and self._waiting:
             attempt = self._waiting.popleft()
             if attempt.number in self.live:
@@ -127,7 +127,7 @@ class RequestManager:
     # Out
 
     async def abort(self, number: int) -> None:
-        """With what it made, when this returns."""
+        """End an attempt, with all that it made, before this returns."""
         attempt = self.live.get(number)
         if attempt is None:
             return
@@ -241,7 +241,7 @@ class RequestManager:
             self.end(attempt, finish, piece.message)
 
     def _count(self, attempt: Attempt, piece: Piece) -> None:
-        """Before anybody else hears of its tokens."""
+        """Count a piece's tokens before anybody else sees them."""
         attempt.was_prefilled = True
         if self._count_tokens is not None:
             self._count_tokens(len(piece.ids))
@@ -250,7 +250,7 @@ class RequestManager:
         self.meter.note(attempt.number, now, len(piece.ids), prefilled, attempt.num_tokens)
 
     def _closed(self, attempt: Attempt, rid: str, reason: str, is_refused: bool = False) -> None:
-        """Its stream is over; normally it has ended before."""
+        """Handle the end of an attempt's stream; normally the attempt has ended before."""
         if attempt.rid == rid:
             self._leave(attempt)
             # A stage may fail by the other's fault, which another pair does not share.
@@ -265,7 +265,7 @@ class RequestManager:
             self.end(attempt, "abort")
 
     def _leave(self, attempt: Attempt) -> None:
-        """It is no request in SGLang any more."""
+        """Note that the attempt has no request in SGLang any more."""
         over = self._over.pop(attempt.rid, None)
         attempt.rid = ""
         if over is not None:

@@ -138,7 +138,7 @@ class Server:
                 path.unlink(missing_ok=True)
 
     def log_tail(self) -> str:
-        """Its last words, for an error: the last line of what it wrote that is not of a trace."""
+        """Return the last line of SGLang's log that is not part of a traceback, for error messages."""
         try:
             with open(self._settings.log_path, "rb") as file:
                 file.seek(max(0, self._settings.log_path.stat().st_size - LOG_TAIL_BYTES))

@@ -76,7 +76,7 @@ def _transfer(named: str, uses_gpu: bool) -> str:
 
 
 def arguments(settings: SglangSettings, role: Role, port: int, bootstrap_port: int) -> list[str]:
-    """After the interpreter: the launcher and all that SGLang is told."""
+    """Return the arguments after the interpreter: the launcher and all of SGLang's options."""
     options: dict[str, Any] = {
         "model-path": settings.model_directory,
         "load-format": "dummy",
@@ -153,5 +153,5 @@ def environment(settings: SglangSettings, host: str, files: str, base: Mapping[s
 
 
 def _compiled() -> str:
-    """Where torch keeps it by itself."""
+    """Return the directory in which torch keeps compiled kernels by default."""
     return os.path.join(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")

@@ -6,6 +6,7 @@ it only when it is whole, and reads it with its own loaders; no bytes of it go t
 
 import base64
 import json
+import math
 import mmap
 import os
 import pickle
@@ -16,8 +17,12 @@ import torch
 
 from pearl.types.weights import BucketSpec, TensorSpec, Version
 from pearl.workers.rollout.sglang.model_files import Model
+from pearl.workers.rollout.sglang.pieces import Piece
 from pearl.workers.rollout.torch_engine.weights import check_spec, merged_ranges
 from pearl.workers.weight_transfer.checksum import canonical_tensors, weights_checksum
+
+MAX_NAMES = 5
+"""In one complaint."""
 
 
 class StagedWeights:
@@ -28,6 +33,7 @@ class StagedWeights:
         self.version = version
         self._model = model
         self._tensors = tensors
+        self._specs = {spec.name: spec for spec in tensors}
         targets = dict(canonical_tensors(model.shapes))
         for spec in tensors:
             check_spec(spec, targets.get(spec.name))
@@ -76,13 +82,17 @@ class StagedWeights:
             "image": f"/proc/{os.getpid()}/fd/{self._fd}",
             "num_bytes": self._size,
             "answer": str(answer),
-            "tensors": [
-                (self._model.names[s.name], s.dtype, s.shape, s.offset, s.num_bytes) for s in self._tensors
-            ],
+            "pieces": [self._place(piece) for piece in self._model.pieces],
         }
         # SGLang unpickles named tensors from its own loopback endpoint; ours has no content, its name says all.
         payload = base64.b64encode(pickle.dumps([(json.dumps(content), torch.zeros(1))])).decode()
         return [payload] * num_ranks
+
+    def _place(self, piece: Piece) -> tuple[str, str, int, tuple[int, ...], tuple[int, ...]]:
+        """As SGLang's ranks find it in the image."""
+        spec = self._specs[piece.tensor]
+        first_byte = spec.offset + piece.offset * (spec.num_bytes // max(1, math.prod(spec.shape)))
+        return piece.name, spec.dtype, first_byte, piece.shape, piece.strides
 
     def close(self) -> None:
         self._image.close()
@@ -103,11 +113,24 @@ def answers(answer: Path, num_ranks: int) -> list[dict[str, Any]]:
 
 
 def complaints(found: list[dict[str, Any]]) -> str:
-    """What is wrong with what was loaded; "" = nothing."""
+    """What is wrong with what was loaded, on any rank; "" = every parameter of every rank holds its part of the image,
+    and every tensor of the image is held by some rank."""
     for rank, said in enumerate(found):
         if said.get("error"):
             return f"rank {rank} of SGLang could not load it: {said['error']}"
         if said["wrong"]:
-            names = ", ".join(said["wrong"][:5])
-            return f"rank {rank} of SGLang serves other values than it was given in {names}"
+            return f"rank {rank} of SGLang serves other values than it was given in {_some(said['wrong'])}"
+        if said["unproven"]:
+            return (
+                f"rank {rank} of SGLang has parameters that the update does not fill wholly: "
+                f"{_some(said['unproven'])}"
+            )
+    unused = set.intersection(*(set(said["unused"]) for said in found))
+    if unused:
+        return f"no rank of SGLang serves {_some(sorted(unused))} of the update"
     return ""
+
+
+def _some(names: list[str]) -> str:
+    rest = len(names) - MAX_NAMES
+    return ", ".join(names[:MAX_NAMES]) + (f" and {rest} more" if rest > 0 else "")

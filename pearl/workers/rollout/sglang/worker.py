@@ -9,15 +9,16 @@ import tempfile
 from pathlib import Path
 
 from pearl.runtime import mmap_counter
+from pearl.types import tcp_address
 from pearl.types.config import Config
 from pearl.workers.model import resolve_device
+from pearl.workers.rollout.comparison import EngineComparison
 from pearl.workers.rollout.process import CountTokens, serve_engine
 from pearl.workers.rollout.sglang.engine import SglangEngine
 from pearl.workers.rollout.sglang.model_files import write_model
 from pearl.workers.rollout.sglang.pair_rendezvous import PairRendezvous
 from pearl.workers.rollout.sglang.server import Server
 from pearl.workers.rollout.sglang.settings import settings_of
-from pearl.workers.rollout.transports import LOOPBACK
 from pearl.workers.weight_transfer.address import advertised_address
 from pearl.workers.weight_transfer.receiver import Receiver
 
@@ -50,19 +51,20 @@ async def serve_sglang(options: argparse.Namespace, config: Config, count_tokens
         )
         try:
             kv_address = "" if point is None else str(point.address)
-            return await serve_engine(options, config, engine, receiver, kv_address)
+            comparison = EngineComparison(config, options.vocabulary_size, engine)
+            return await serve_engine(options, config, engine, receiver, kv_address, comparison)
         finally:
             await engine.shutdown()
 
 
 def work_directory() -> Path:
-    """Of the worker's group, where its logs are: it is cleared away with the run."""
+    """Return the directory of the worker's process group, which is removed with the run."""
     path = os.environ.get(mmap_counter.ENVIRONMENT_KEY)
     return Path(path).parent if path else Path(tempfile.mkdtemp(prefix="pearl-sglang-"))
 
 
 def _hosts(coordinator: str) -> tuple[str, str]:
     """(where others reach this worker, what it listens at)."""
-    if coordinator.startswith(LOOPBACK):
+    if tcp_address.parse(coordinator).is_loopback:
         return "127.0.0.1", "127.0.0.1"
     return advertised_address(None, peers_elsewhere=True), "0.0.0.0"

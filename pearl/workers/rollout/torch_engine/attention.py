@@ -140,7 +140,7 @@ def _attend_eagerly(
     mask: Mask,
     scoring: Scoring,
 ) -> torch.Tensor:
-    """As ``_attend``, for what its kernel lacks."""
+    """Compute what ``_attend`` does, for cases that its kernel lacks."""
     queries = queries_KRTD[:, :, group.rows_NQ].permute(2, 0, 1, 3, 4).flatten(1, 2)  # [N, H, Q, D]
     hidden = group.hidden(mask)[:, None, None]
     output = eager.attend(queries, keys.transpose(0, 1), values.transpose(0, 1), hidden, scaling, scoring)

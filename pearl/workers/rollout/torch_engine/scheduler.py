@@ -32,7 +32,7 @@ class ScheduledChunk:
 
     @property
     def is_complete(self) -> bool:
-        """As ``is_last``, once the iteration is over and counted."""
+        """Whether all of the request's context is computed, once the iteration is over and counted."""
         return self.request.computed == self.request.end
 
 
@@ -118,7 +118,7 @@ class Scheduler:
         request.copy_from = None
 
     def _prefilling(self) -> Iterator[Request]:
-        """Those already running, then, one by one while the caller has budget, newly admitted ones."""
+        """Yield requests already running, then newly admitted ones, one by one while the caller has budget."""
         yield from [r for r in self.running if r.is_prefilling and r.stage != "decode"]
         if not self.waiting:
             return
@@ -194,7 +194,7 @@ class Scheduler:
                 return
 
     def _make_room(self, num_pages: int) -> bool:
-        """At least so many free pages, at the cost of cached ones; evicts nothing when that is out of reach."""
+        """Free at least so many pages by evicting cached ones; evicts nothing when that would not suffice."""
         missing = num_pages - self.pool.num_free
         if missing <= 0:
             return True

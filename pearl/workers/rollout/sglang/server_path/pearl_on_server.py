@@ -5,126 +5,71 @@ scheduler, and the server with it.
 """
 
 import json
+import math
 import mmap
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import torch
+from pearl_read_back import Pieces, read_back
 
-FUSED = {
-    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-    "gate_up_proj": ("gate_proj", "up_proj"),
-}
-"""Parameters that SGLang makes of several tensors of a checkpoint, one after the other along the first axis."""
-MAX_PADDING_ROWS = 64
-"""SGLang pads a vocabulary to a multiple of this."""
-
-Tensors = dict[str, torch.Tensor]
+Piece = tuple[str, str, int, list[int], list[int]]
+"""Name in a checkpoint, dtype, first byte in the image, shape, strides in elements."""
 
 
 def load(model: torch.nn.Module, named_tensors: list[tuple[str, torch.Tensor]]) -> None:
-    """A custom weight loader. The one name is JSON: path of the image, its tensors with all names they go by, and
-    where to answer; every rank reads the same image and takes its part."""
+    """A custom weight loader. The one name is JSON: path of the image, its pieces under the names of a checkpoint, and
+    where to answer; every rank reads the same image, takes its part, and compares what it then holds."""
     order = json.loads(named_tensors[0][0])
-    rank, size = _place()
     try:
-        answer = _load(model, order, rank, size)
+        answer = _load(model, order)
     # Whatever is wrong with weights or model belongs to the worker, who reads the answer; the scheduler lives on.
     except Exception as error:  # noqa: BLE001
         answer = {"error": f"{type(error).__name__}: {error}"}
-    path = f"{order['answer']}.{rank}"
+    path = f"{order['answer']}.{_rank()}"
     with open(f"{path}.new", "w", encoding="utf-8") as file:
         json.dump(answer, file)
     os.rename(f"{path}.new", path)
 
 
-def _load(model: torch.nn.Module, order: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
+def _load(model: torch.nn.Module, order: dict[str, Any]) -> dict[str, Any]:
+    model.load_weights(iter(_pieces(order)))  # type: ignore[operator]
+    # Mapped anew: a loader may have changed what it was given.
+    return dict(read_back(model, _pieces(order)))
+
+
+def _pieces(order: dict[str, Any]) -> Pieces:
     with open(order["image"], "rb") as file:
         image = mmap.mmap(file.fileno(), order["num_bytes"], access=mmap.ACCESS_COPY)
-    tensors = _views(image, order["tensors"])
-    model.load_weights(_named(order["tensors"], tensors))  # type: ignore[operator]
-    served = dict(model.named_parameters()) | dict(model.named_buffers())
-    wrong, unknown = [], []
-    for names, *_ in order["tensors"]:
-        parts = [part for name in names for part in _served(served, tensors, name, rank, size)]
-        if not parts:
-            unknown.append(names[0])
-        elif not all(torch.equal(theirs.cpu(), ours) for theirs, ours in parts):
-            wrong.append(names[0])
-    return {"wrong": wrong, "unknown": unknown, "num_tensors": len(order["tensors"])}
+    return _views(image, order["pieces"])
 
 
-def _views(image: mmap.mmap, specs: list[list[Any]]) -> Tensors:
-    """Name -> tensor over the image's own memory, under every name it goes by."""
-    found = {}
-    for names, dtype, shape, offset, num_bytes in specs:
-        raw = torch.frombuffer(image, dtype=torch.uint8, count=num_bytes, offset=offset)
-        kind = getattr(torch, dtype)
-        if offset % kind.itemsize:
-            raw = raw.clone()
-        tensor = raw.view(kind).view(shape)
-        found.update(dict.fromkeys(names, tensor))
+def _views(image: mmap.mmap, specs: list[Piece]) -> Pieces:
+    """Tensors over the image's own memory; those at one place share a storage."""
+    storages: dict[tuple[int, str], torch.Tensor] = {}
+    found = []
+    for name, dtype, first_byte, shape, strides in specs:
+        kind: torch.dtype = getattr(torch, dtype)
+        extent = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+        if math.prod(shape) == 0:
+            found.append((name, torch.empty(shape, dtype=kind)))
+            continue
+        flat = storages.get((first_byte, dtype))
+        if flat is None or len(flat) < extent:
+            raw = torch.frombuffer(image, dtype=torch.uint8, count=extent * kind.itemsize, offset=first_byte)
+            # A clone where the layout is not aligned for the dtype: a view would be refused.
+            flat = storages[first_byte, dtype] = (raw.clone() if first_byte % kind.itemsize else raw).view(
+                kind
+            )
+        found.append((name, flat.as_strided(shape, strides)))
     return found
 
 
-def _named(specs: list[list[Any]], tensors: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
-    for names, *_ in specs:
-        for name in names:
-            yield name, tensors[name]
-
-
-def _served(
-    served: Tensors, tensors: Tensors, name: str, rank: int, size: int
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """(what this rank serves, what it should be) for a tensor of the image; empty when it has no such parameter."""
-    if name in served:
-        part = _shard(served[name], tensors[name], rank, size)
-        return [] if part is None else [part]
-    for fused, parts in FUSED.items():
-        for part_name in parts:
-            if f".{part_name}." in name:
-                whole = served.get(name.replace(part_name, fused))
-                siblings = [tensors.get(name.replace(part_name, other)) for other in parts]
-                if whole is None or any(sibling is None for sibling in siblings):
-                    return []
-                return _slice(whole, siblings, parts.index(part_name), rank, size)  # type: ignore[arg-type]
-    return []
-
-
-def _slice(
-    whole: torch.Tensor, siblings: list[torch.Tensor], index: int, rank: int, size: int
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    rows = [len(sibling) // size for sibling in siblings]
-    if sum(rows) != len(whole):  # heads that are replicated over ranks, or another way of packing
-        return []
-    start = sum(rows[:index])
-    ours = siblings[index][rank * rows[index] : (rank + 1) * rows[index]]
-    return [(whole[start : start + rows[index]], ours)]
-
-
-def _shard(
-    theirs: torch.Tensor, ours: torch.Tensor, rank: int, size: int
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    if theirs.shape == ours.shape:
-        return theirs, ours
-    if theirs.dim() != ours.dim() or theirs.dtype != ours.dtype:
-        return None
-    rows = len(theirs)
-    if theirs.shape[1:] == ours.shape[1:] and 0 <= rows * size - len(ours) < MAX_PADDING_ROWS * size:
-        part = ours[rank * rows : (rank + 1) * rows]
-        return theirs[: len(part)], part
-    if theirs.dim() == 2 and rows == len(ours) and theirs.shape[1] * size == ours.shape[1]:
-        columns = theirs.shape[1]
-        return theirs, ours[:, rank * columns : (rank + 1) * columns].contiguous()
-    return None
-
-
-def _place() -> tuple[int, int]:
+def _rank() -> int:
     from sglang.srt.runtime_context import get_parallel
 
-    parallel = get_parallel()
-    return parallel.tp_rank, parallel.tp_size
+    rank: int = get_parallel().tp_rank
+    return rank
 
 
 # Sampling
@@ -140,7 +85,7 @@ def draw(probs_NV: torch.Tensor, keys_N: torch.Tensor, positions_N: torch.Tensor
 
 
 def _uniform(keys_N: torch.Tensor, positions_N: torch.Tensor) -> torch.Tensor:
-    """In [0, 1): SplitMix64 from state ``key`` on. Signed arithmetic wraps as unsigned does."""
+    """Draw uniforms in [0, 1) by SplitMix64 from state ``key`` on; signed arithmetic wraps as unsigned does."""
     z = keys_N + (positions_N.to(torch.int64) + 1) * _signed(0x9E3779B97F4A7C15)
     z = (z ^ _shifted(z, 30)) * _signed(0xBF58476D1CE4E5B9)
     z = (z ^ _shifted(z, 27)) * _signed(0x94D049BB133111EB)
@@ -149,7 +94,7 @@ def _uniform(keys_N: torch.Tensor, positions_N: torch.Tensor) -> torch.Tensor:
 
 
 def _shifted(z: torch.Tensor, count: int) -> torch.Tensor:
-    """To the right, without the sign."""
+    """Shift to the right without the sign."""
     return (z >> count) & ((1 << (64 - count)) - 1)
 
 
@@ -164,8 +109,8 @@ def activate() -> None:
 
 
 def _share_loads_in(directory: str) -> None:
-    """Of the file by which its processes tell each other their load: else it is in /dev/shm, and stays there when they
-    are killed."""
+    """Set the directory of the file by which SGLang's processes share their load: the default is /dev/shm, where
+    it would stay when they are killed."""
     from sglang.srt.managers import load_snapshot
 
     load_snapshot.shm_path_for = lambda name: os.path.join(directory, f"loads_{os.path.basename(name)}")
