@@ -23,6 +23,7 @@ from pearl.service.result_file import ResultFile
 from pearl.types.commands import Report
 from pearl.types.config import Config
 from pearl.types.profile import Profile
+from pearl.types.reports import line_of
 from pearl.types.trajectory import TrajectoryRecord
 
 RESULT_NAMES = ("metrics.jsonl", "trajectories.jsonl")
@@ -61,7 +62,7 @@ class RunFiles:
         self._write(self.config_json, resolved_json(config).encode())
 
     def report(self, report: Report) -> None:
-        self.results[0].append(strict_json({"kind": report.kind, **report.values}) + b"\n")
+        self.results[0].append(strict_json(line_of(report.report)) + b"\n")
 
     def trajectory(self, record: TrajectoryRecord) -> None:
         self.results[1].append(strict_json(record) + b"\n")

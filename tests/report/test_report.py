@@ -321,3 +321,17 @@ def test_closing_lines_tell_of_elasticity_and_leave_out_what_is_not_known(tmp_pa
         "0 trajectories trained, 0 tokens generated, staleness at most 1",
         "preemptible GPUs: 2 arrived, 1 reclaimed; training GPUs lent 3 times (0.50 s each), returned once",
     ]
+
+
+def test_a_run_of_the_version_before_is_shown_with_its_own_words(tmp_path: Path) -> None:
+    lines = [worker(0.0, "ready"), worker(1.0, "proven"), worker(3.0, "serving", 0), step(0, 5.0, 0.5)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "trajectories.jsonl").write_text('{"outcome": "done", "tokens_lost": 0}\n')
+    (tmp_path / "journal.msgpack").mkdir()
+    bars = timeline.bars(read_run(tmp_path))
+    assert [(bar.state, bar.end_s) for bar in bars] == [
+        ("waiting for weights", 1.0),
+        ("waiting for the others", 3.0),
+        ("active (colocated)", 5.0),
+    ]
+    assert "How the trajectories ended" in build(tmp_path).read_text()
