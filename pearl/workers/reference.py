@@ -88,7 +88,7 @@ class Reference:
 
 def _plain_model(config: ModelConfig, vocabulary_size: int) -> PreTrainedModel:
     if config.path == TINY_MODEL:  # defined nowhere else
-        tiny = build_model(msgspec.structs.replace(config, dtype="float32"), vocabulary_size, None)
+        tiny = build_model(msgspec.structs.replace(config, dtype="float32"), vocabulary_size, 0)
         tiny.set_attn_implementation("eager")
         return tiny
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(

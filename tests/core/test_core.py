@@ -314,8 +314,7 @@ def test_st_07_the_data_ends_before_the_steps() -> None:
     world.run()
     assert world.finish is not None
     assert world.finish.summary["steps"] == 3
-    notes = [r.values["text"] for r in world.reports if r.kind == "note"]
-    assert notes == ["the data ends after 3 steps (5 prompts), before run.num_steps = 5"]
+    assert world.notes == ["the data ends after 3 steps (5 prompts), before run.num_steps = 5"]
     assert Counter(r.prompt for r in training_records(world)) == dict.fromkeys(range(5), 4)
 
 

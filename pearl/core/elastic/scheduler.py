@@ -5,6 +5,7 @@ and the two never touch the same GPU.
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
@@ -24,6 +25,7 @@ from pearl.types.counters import Counters
 from pearl.types.gpu_table import GpuRow, GpuTable
 from pearl.types.ids import GpuId, Slot
 from pearl.types.profile import IterationSums
+from pearl.types.reports import GateReport, NoteReport, ProfileReport
 from pearl.types.trainer_state import TrainerState
 from pearl.types.worker_table import WorkerRow, WorkerTable
 
@@ -148,7 +150,7 @@ class ElasticScheduler:
             self.rebuilder.on_arrived(event.gpus, now)
             return
         text = f"{len(event.gpus)} GPU(s) arrived and are not used: elastic.inter = false"
-        self._commands.report("note", now, text=text)
+        self._commands.report(NoteReport(now, text=text))
 
     def on_reclaimed(self, event: events.GpusReclaimed, now: float) -> None:
         self.mark_dirty()
@@ -209,9 +211,16 @@ class ElasticScheduler:
         served = [(s.allocation, s.seconds) for s in self._record.close_step(now)]
         self.tracker.on_step(samples, served=served, steady=steady)
         if profile := self.tracker.profile():
-            values = {**msgspec.structs.asdict(profile.workload), **msgspec.structs.asdict(profile.platform)}
-            del values["classes"]  # a line of metrics holds numbers only
-            self._commands.report("profile", now, predicted_s=predicted_s, measured_s=seconds, **values)
+            workload = msgspec.structs.replace(profile.workload, classes=())
+            self._commands.report(
+                ProfileReport(
+                    now,
+                    predicted_s=predicted_s,
+                    measured_s=seconds,
+                    workload=workload,
+                    platform=profile.platform,
+                )
+            )
 
     def _num_workers(self) -> tuple[int, int]:
         """Workers that serve or are about to, without the training GPUs and with all of them."""
@@ -337,15 +346,16 @@ class ElasticScheduler:
         self._report_gate("expand", decision, now)
         return decision.yes
 
-    def _report_gate(self, gate: str, decision: GateDecision, now: float) -> None:
+    def _report_gate(self, gate: Literal["lend", "expand"], decision: GateDecision, now: float) -> None:
         self._commands.report(
-            "gate",
-            now,
-            gate=gate,
-            yes=decision.yes,
-            gain_s=decision.gain_s,
-            cost_s=decision.cost_s,
-            reason=decision.reason,
+            GateReport(
+                now,
+                gate=gate,
+                yes=decision.yes,
+                gain_s=decision.gain_s,
+                cost_s=decision.cost_s,
+                reason=decision.reason,
+            )
         )
 
     def _expand(self, demand: TrainingDemand, now: float) -> None:

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 import uvloop
 
+from pearl.types import tcp_address
 from pearl.types.comparison import Comparison
 from pearl.types.config import Config
 from pearl.types.messages.training import (
@@ -53,7 +54,6 @@ log = logging.getLogger(__name__)
 LEAVE_LIMIT_S = 2.0
 """For the other ranks to hear that the world ends; after it they learn it from the closed connection."""
 MAX_WAITING = 8
-LOOPBACK = "tcp://127."
 
 
 class Rank:
@@ -98,10 +98,21 @@ class Rank:
         self._store = SnapshotStore(
             options.incarnation, self._rank, socket.gethostname(), weights.bucket_bytes
         )
-        has_peers_elsewhere = not options.address.startswith(LOOPBACK)
+        coordinator = tcp_address.parse(options.address)
+        has_peers_elsewhere = not coordinator.is_loopback
         if weights.transport == "link" or (weights.transport == "auto" and has_peers_elsewhere):
-            address = advertised_address(None, peers_elsewhere=True) if has_peers_elsewhere else "127.0.0.1"
-            self._links = LinkServer(self._store, address=address, deadline_s=weights.bucket_deadline_s)
+            is_ipv6 = coordinator.is_ipv6
+            address = (
+                advertised_address(None, peers_elsewhere=True, ipv6=is_ipv6)
+                if has_peers_elsewhere
+                else "127.0.0.1"
+            )
+            self._links = LinkServer(
+                self._store,
+                address=address,
+                deadline_s=weights.bucket_deadline_s,
+                bind_address="::" if is_ipv6 and has_peers_elsewhere else "0.0.0.0",
+            )
 
     def lead(self, command: Command) -> Reply | None:
         """On rank 0: have all ranks execute it."""
