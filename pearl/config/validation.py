@@ -6,10 +6,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import urlsplit
 
 from pearl.config.schema import ConfigError, show
 from pearl.config.suggestions import nearest
+from pearl.types import tcp_address
 from pearl.types.config import Config
 
 BUILT_IN_ENVIRONMENTS = ("bugfix", "emulated", "harness")
@@ -217,7 +217,10 @@ def _training(config: Config) -> Iterator[str]:
         yield f"training.betas: {show(training.betas)} must both be at least 0 and less than 1"
     groups = config.data.batch_size // config.data.group_size
     if training.updates_per_step > groups:
-        yield f"training.updates_per_step: {training.updates_per_step} is more than the {groups} groups of a batch"
+        yield (
+            f"training.updates_per_step: {training.updates_per_step} is more than the {groups} groups of "
+            f"data.batch_size = {config.data.batch_size}"
+        )
     if training.engine == "fsdp" and training.tokens_per_micro_batch < config.rollout.max_context_tokens:
         yield (
             f"training.tokens_per_micro_batch: {training.tokens_per_micro_batch} does not hold one trajectory of "
@@ -233,7 +236,10 @@ def _training(config: Config) -> Iterator[str]:
 def _runtime(config: Config) -> Iterator[str]:
     runtime = config.runtime
     if not _is_tcp(runtime.address):
-        yield f'runtime.address: "{runtime.address}" is not tcp://HOST:PORT (port 0 = any free one)'
+        yield (
+            f'runtime.address: "{runtime.address}" is not tcp://HOST:PORT (port 0 = any free one; an IPv6 address in '
+            "brackets)"
+        )
     for key in ("heartbeat_timeout_s", "lease_s"):
         value = _get(config, "runtime", key)
         if value < 2 * runtime.heartbeat_period_s:
@@ -343,10 +349,10 @@ def _agreement(config: Config) -> Iterator[str]:
 
 def _is_tcp(address: str) -> bool:
     try:
-        parts = urlsplit(address)
-        return parts.scheme == "tcp" and bool(parts.hostname) and parts.port is not None and not parts.path
+        tcp_address.parse(address)
     except ValueError:
         return False
+    return True
 
 
 def _get(config: Config, section: str, key: str) -> Any:

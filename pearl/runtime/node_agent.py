@@ -277,7 +277,12 @@ class NodeAgent:
         del self._groups[name]
         await self._orphans.end(self._groups.values())
         log.info("group %s is gone: %s", name, exit_.reason)
-        await self._notify(GroupExited(name, exit_.code, exit_.reason, exit_.log_tail, exit_.counter))
+        told = GroupExited(name, exit_.code, exit_.reason, exit_.log_tail, exit_.counter)
+        if exit_.failure is not None:
+            told = msgspec.structs.replace(
+                told, failure=exit_.failure.reason, is_final=exit_.failure.is_final
+            )
+        await self._notify(told)
 
     async def _notify(self, message: AgentReport | GroupExited | Notice | Leaving) -> None:
         assert self._connection is not None

@@ -152,6 +152,8 @@ class GroupExited(msgspec.Struct, frozen=True, tag=True):
     reason: str
     log_tail: str
     counter: int | None = None  # last value of its counter file (pearl.runtime.mmap_counter), if it kept one
+    failure: str = ""  # the first error that ended a process of it, when there was one
+    is_final: bool = False  # no later try could succeed
 
 
 class StatusRequest(msgspec.Struct, frozen=True, tag=True):
