@@ -1,6 +1,6 @@
 """The ``pearl`` command. Imports what a command needs when it runs, so that help and mistakes answer at once.
 
-Exit codes: 0 done, 1 it failed, 2 it was asked wrongly, 130 and 143 stopped by SIGINT and SIGTERM.
+Exit codes: 0 done, 1 it failed, 2 usage error, 130 and 143 stopped by SIGINT and SIGTERM.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """``pearl agent``: this host's GPUs join a run and leave it again.
 
-Exit codes: 0 left as asked (a signal, the end of the run), 1 not let in or the coordinator is lost, 2 asked wrongly.
+Exit codes: 0 left as asked (a signal, the end of the run), 1 not let in or the coordinator is lost, 2 usage error.
 """
 
 import argparse
@@ -8,13 +8,13 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from pearl.cli.numbers import MAX_GPUS_PER_NODE, number, whole
 from pearl.config import ConfigError
 from pearl.runtime.agent import VIRTUAL_GPU_BYTES, join, make_report
 from pearl.runtime.preemptible_agent import GivenUpError, JoinOptions
 from pearl.service.processes.process_manager import LOCAL_HOST
+from pearl.types import tcp_address
 from pearl.types.config import RuntimeConfig
 from pearl.types.messages.control import AgentReport
 
@@ -34,7 +34,7 @@ def agent(words: Sequence[str]) -> int:
     """Serve until it leaves.
 
     Raises:
-        ConfigError: it was asked wrongly.
+        ConfigError: on a usage error.
     """
     options = _parse(words)
     join_options, report = _join_options(options), _report(options)
@@ -125,12 +125,12 @@ def _report(options: argparse.Namespace) -> AgentReport:
 
 def _address(text: str) -> str:
     """With its scheme."""
-    address = text if "://" in text else f"tcp://{text}"
     try:
-        parts = urlsplit(address)
-        is_good = parts.scheme == "tcp" and bool(parts.hostname) and bool(parts.port) and not parts.path
+        address = tcp_address.parse(text if "://" in text else f"tcp://{text}")
     except ValueError:
-        is_good = False
-    if not is_good:
-        raise ConfigError(f'--coordinator "{text}": is not HOST:PORT; pearl run says it when it starts')
-    return address
+        address = None
+    if address is None or not address.port:
+        raise ConfigError(
+            f'--coordinator "{text}": is not HOST:PORT (an IPv6 address in brackets); pearl run says it when it starts'
+        )
+    return str(address)

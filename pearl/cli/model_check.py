@@ -4,11 +4,11 @@ A process of its own is asked: only that one imports torch and transformers.
 """
 
 import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
 
+from pearl.cli.probes import probe
 from pearl.config import ConfigError
 from pearl.types.config import Config
 from pearl.types.model_report import ModelReport
@@ -45,13 +45,7 @@ def _refusal(config: Config, report: ModelReport) -> str:
 
 def _probe(config: Config) -> ModelReport:
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", PROBE],
-            input=msgspec.json.encode(config),
-            capture_output=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
+        done = probe(PROBE, limit_s=LIMIT_S, question=msgspec.json.encode(config))
     except subprocess.TimeoutExpired:
         raise ConfigError(f"model.path: could not be examined within {LIMIT_S:g} s; try again") from None
     try:

@@ -2,8 +2,7 @@
 
 import json
 import subprocess
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +12,7 @@ import msgspec
 from pearl import config as settings
 from pearl.cli.model_check import check_model
 from pearl.cli.output import drop_output
+from pearl.cli.probes import probe
 from pearl.config import ConfigError
 from pearl.envs.loader import BUILT_IN, check_demonstrations, load_environment
 from pearl.service import coordinator_process
@@ -41,11 +41,16 @@ def run(request: Request) -> int:
         ConfigError: for wrong settings or a directory that cannot be used.
     """
     config, run_dir = _resumed(request) if request.resume else _fresh(request)
-    _check_environment(config)
-    check_address(config)
-    check_model(config)
+    notes: list[str] = []
+    _check_all(
+        lambda: _check_environment(config),
+        lambda: check_address(config),
+        lambda: check_model(config),
+        lambda: load_trace(config, notes.append),
+    )
     if request.dry_run:
-        load_trace(config, lambda note: print(f"# {note}"))
+        for note in notes:
+            print(f"# {note}")
         print(settings.resolved_toml(config) + would_start(config, run_dir, request.resume))
         return 0
     run_dir = run_dir if request.resume else _claim(run_dir, by_name=request.run_dir is not None)
@@ -58,6 +63,18 @@ def run(request: Request) -> int:
     return code
 
 
+def _check_all(*checks: Callable[[], object]) -> None:
+    """Raise one ConfigError with all that is found."""
+    wrong = []
+    for check in checks:
+        try:
+            check()
+        except ValueError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+
+
 def _check_environment(config: Config) -> None:
     """Load the environment before anything starts: a person's own in a process of its own, whatever it imports."""
     environment, warm_start = config.environment, config.warm_start
@@ -66,19 +83,18 @@ def _check_environment(config: Config) -> None:
         if warm_start.num_steps:
             check_demonstrations(environment.name, made, warm_start.num_steps)
         return
-    command = [sys.executable, "-m", "pearl.envs.check", environment.name, "--quiet"]
-    command += ["--options-json", json.dumps(environment.options), "--model-path", config.model.path]
-    command += ["--warm-start", str(warm_start.num_steps)]
+    arguments = [environment.name, "--quiet", "--options-json", json.dumps(environment.options)]
+    arguments += ["--model-path", config.model.path, "--warm-start", str(warm_start.num_steps)]
     limit_s = config.runtime.start_timeout_s
     try:
-        checked = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit_s)
+        checked = probe("pearl.envs.check", arguments, limit_s=limit_s)
     except subprocess.TimeoutExpired:
         raise ConfigError(
             f'environment.name: "{environment.name}" is not loaded within runtime.start_timeout_s = {limit_s:g}'
         ) from None
     if checked.returncode != 0:
-        said = checked.stdout.strip() or checked.stderr.strip() or f"exit code {checked.returncode}"
-        raise ConfigError(said)
+        said = (checked.stdout.strip() or checked.stderr.strip()).decode(errors="replace")
+        raise ConfigError(said or f"exit code {checked.returncode}")
 
 
 def _close(run_dir: Path) -> None:

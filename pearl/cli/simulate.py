@@ -40,7 +40,7 @@ def simulate(request: Request) -> int:
     """Run, print a table, write JSON; the exit code.
 
     Raises:
-        ConfigError: for whatever was asked wrongly.
+        ConfigError: on a usage error.
     """
     names, seeds = _names(request.policies), parse_seeds(request.seeds)
     if not 0 < request.seconds < float("inf"):

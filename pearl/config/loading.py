@@ -1,14 +1,15 @@
 """File and overrides -> one checked ``Config``, and back to the resolved copies."""
 
+import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import tomli_w
 
-from pearl.config.schema import KEYS, ConfigError, Table, accept_none, problems, without, wrong_keys
+from pearl.config.schema import KEYS, ConfigError, Table, accept_none, problems
 from pearl.config.validation import misfits
 from pearl.types.config import Config
 
@@ -20,19 +21,21 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         ConfigError: with one line for each thing that is wrong.
     """
     table = _read(Path(path))
-    found = problems(table)
-    wrong, keys = [f"{path}: {problem}" for problem in found], wrong_keys(found)
+    wrong = [(problem, f"{path}: {problem}") for problem in problems(table)]
     for override in overrides:
-        problem_lines = _apply(table, override)
-        wrong.extend(f"override {override!r}: {problem}" for problem in problem_lines)
-        keys |= wrong_keys(problem_lines)
-    # What is wrong by itself has its default in the rules, whose lines about it are left out: all is said at once.
-    table = without(table, keys)
-    accept_none(table)
-    config = msgspec.convert(table, Config)
-    wrong.extend(line for line in misfits(config) if not any(key in line for key in keys))
-    if wrong:
-        raise ConfigError("\n".join(wrong))
+        wrong.extend(_apply(table, override))
+    faulty = {_key(problem) for problem, _ in wrong if problem}
+    lines = [line for _, line in wrong]
+    while True:
+        # What is wrong by itself is set aside, so that the others are judged in the same round.
+        config = _convert(table, faulty)
+        more = [line for line in misfits(config) if line not in lines and not _mentions(line, faulty)]
+        if not more:
+            break
+        lines += more
+        faulty |= {_key(line) for line in more}
+    if lines:
+        raise ConfigError("\n".join(lines))
     return config
 
 
@@ -66,16 +69,37 @@ def _read(path: Path) -> Table:
         raise ConfigError(f"{path}: is not valid TOML: {error}") from None
 
 
-def _apply(table: Table, override: str) -> list[str]:
+def _convert(table: Table, faulty: Collection[str]) -> Config:
+    """Return the settings without those named in ``faulty``, which have their defaults."""
+    sound = {
+        name: {key: value for key, value in content.items() if f"{name}.{key}" not in faulty}
+        for name, content in table.items()
+        if name not in faulty
+    }
+    accept_none(sound)
+    return msgspec.convert(sound, Config)
+
+
+def _key(problem: str) -> str:
+    """Return what a line is about: a section, or a key with its section."""
+    return ".".join(problem.partition(":")[0].split(".")[:2])
+
+
+def _mentions(line: str, faulty: Collection[str]) -> bool:
+    """Return whether the line compares with a setting whose value is not the person's."""
+    return any(re.search(rf"(?<![\w.]){re.escape(key)}(?!\w)", line) for key in faulty)
+
+
+def _apply(table: Table, override: str) -> list[tuple[str, str]]:
     """Merge one override into ``table``, or say what is wrong with it."""
     name, equals, text = override.partition("=")
     keys = name.strip().split(".")
     if not equals or not all(keys) or not (text.strip() or _is_text(keys)):
-        return ["write section.key=value, for example run.num_steps=10"]
+        return [("", f"override {override!r}: write section.key=value, for example run.num_steps=10")]
     value = _value(keys, text.strip())
     for key in reversed(keys):
         value = {key: value}
-    wrong = problems(value)
+    wrong = [(problem, f"override {override!r}: {problem}") for problem in problems(value)]
     if not wrong:
         _merge(table, value)
     return wrong

@@ -42,21 +42,6 @@ def problems(table: Table) -> list[str]:
     return found
 
 
-def wrong_keys(found: list[str]) -> set[str]:
-    """Return the keys that lines of ``problems`` are about, as section.key; sections and others' names included."""
-    paths = (line.partition(":")[0].split(".") for line in found)
-    return {".".join(path[:2]) for path in paths}
-
-
-def without(table: Table, keys: set[str]) -> Table:
-    """Return a copy of ``table`` that leaves out these keys, so that they have their defaults."""
-    return {
-        name: {key: value for key, value in content.items() if f"{name}.{key}" not in keys}
-        for name, content in table.items()
-        if name not in keys
-    }
-
-
 def accept_none(table: Table) -> None:
     """Turn "none" into no value where a key may be unset. In place."""
     for name, content in table.items():

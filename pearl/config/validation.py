@@ -6,12 +6,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
 from pearl.config.schema import ConfigError, problems
 from pearl.config.suggestions import nearest
+from pearl.types import tcp_address
 from pearl.types.config import Config
 
 BUILT_IN_ENVIRONMENTS = ("bugfix", "emulated", "harness")
@@ -103,7 +103,10 @@ def _training(config: Config) -> Iterator[str]:
     training, warm_start = config.training, config.warm_start
     groups = config.data.batch_size // config.data.group_size
     if training.updates_per_step > groups:
-        yield f"training.updates_per_step: {training.updates_per_step} is more than the {groups} groups of a batch"
+        yield (
+            f"training.updates_per_step: {training.updates_per_step} is more than the {groups} groups of "
+            f"data.batch_size = {config.data.batch_size}"
+        )
     if training.engine == "fsdp" and training.tokens_per_micro_batch < config.rollout.max_context_tokens:
         yield (
             f"training.tokens_per_micro_batch: {training.tokens_per_micro_batch} does not hold one trajectory of "
@@ -119,7 +122,10 @@ def _training(config: Config) -> Iterator[str]:
 def _runtime(config: Config) -> Iterator[str]:
     runtime = config.runtime
     if not _is_tcp(runtime.address):
-        yield f'runtime.address: "{runtime.address}" is not tcp://HOST:PORT (port 0 = any free one)'
+        yield (
+            f'runtime.address: "{runtime.address}" is not tcp://HOST:PORT (port 0 = any free one; an IPv6 address in '
+            "brackets)"
+        )
     for key in ("heartbeat_timeout_s", "progress_timeout_s", "start_timeout_s", "lease_s"):
         value = _get(config, "runtime", key)
         if value < 2 * runtime.heartbeat_period_s:
@@ -227,10 +233,10 @@ def _agreement(config: Config) -> Iterator[str]:
 
 def _is_tcp(address: str) -> bool:
     try:
-        parts = urlsplit(address)
-        return parts.scheme == "tcp" and bool(parts.hostname) and parts.port is not None and not parts.path
+        tcp_address.parse(address)
     except ValueError:
         return False
+    return True
 
 
 def _get(config: Config, section: str, key: str) -> Any:

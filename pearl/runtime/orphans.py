@@ -42,5 +42,5 @@ class Orphans:
 
 
 def _is_of(pid: int, groups: Collection[ProcessGroup]) -> bool:
-    """Whether it carries the markers of a group that runs: its pid may not be known yet."""
+    """Return whether it carries the markers of a group that runs: its pid may not be known yet."""
     return any(process_markers.is_marked(pid, group.run_id, group.spec.group) for group in groups)

@@ -4,8 +4,9 @@ from collections import deque
 
 import msgspec
 
+from pearl.runtime.installation import CHECKED, differences
 from pearl.runtime.zmq_socket import Outbox
-from pearl.types.messages.control import Hello
+from pearl.types.messages.control import Hello, Installation
 
 MAX_STRANGERS = 1024  # routes remembered as refused
 MAX_ADMINS = 64  # at once
@@ -26,8 +27,10 @@ class PeerEntry(msgspec.Struct, eq=False):
 
 
 class PeerTable:
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, run_id: str, installation: Installation | None = None) -> None:
+        """``installation`` is what agents and workers must have; None = they are not asked."""
         self._run_id = run_id
+        self._installation = installation
         self._by_route: dict[bytes, PeerEntry] = {}
         self._newest: dict[tuple[str, int], int] = {}  # incarnation by kind and slot
         self._strangers: deque[bytes] = deque(maxlen=MAX_STRANGERS)
@@ -78,4 +81,6 @@ class PeerTable:
         newest = self._newest.get((hello.kind, hello.slot), hello.incarnation)
         if hello.incarnation < newest:
             return f"incarnation {newest} of it has been here since"
+        if self._installation is not None and hello.kind in CHECKED:
+            return differences(self._installation, hello.installation)
         return ""

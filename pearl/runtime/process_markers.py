@@ -32,7 +32,7 @@ class Killed(NamedTuple):
 
 
 def process_start(pid: int) -> int | None:
-    """When ``pid`` started, in clock ticks since boot; None when there is none or only its zombie is left.
+    """Return when ``pid`` started, in clock ticks since boot; None when there is none or only its zombie is left.
 
     With the pid it names a process for good: a reused pid has another start.
     """
@@ -52,7 +52,7 @@ def find_marked(run_id: str, group: str | None = None) -> list[int]:
 
 
 def is_marked(pid: int, run_id: str, group: str | None = None) -> bool:
-    """Whether the process carries the run's marker, and the group's when one is given."""
+    """Return whether the process carries the run's marker, and the group's when one is given."""
     wanted = {f"{RUN_VARIABLE}={run_id}".encode()}
     if group is not None:
         wanted.add(f"{GROUP_VARIABLE}={group}".encode())
@@ -75,7 +75,7 @@ def with_descendants(pids: Iterable[int]) -> list[int]:
 
 
 def is_living(process: psutil.Process) -> bool:
-    """Neither gone nor a zombie that waits for its parent."""
+    """Return whether it is neither gone nor a zombie that waits for its parent."""
     try:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
@@ -83,7 +83,7 @@ def is_living(process: psutil.Process) -> bool:
 
 
 def describe(pid: int) -> str:
-    """A process in words, for the person who has to deal with it."""
+    """Return the process in words, for the person who has to deal with it."""
     try:
         process = psutil.Process(pid)
         with process.oneshot():

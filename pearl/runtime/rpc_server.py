@@ -39,7 +39,7 @@ from pearl.runtime.pending_calls import PendingCalls
 from pearl.runtime.rate_limited_log import RateLimitedLogger
 from pearl.runtime.send_queues import SendQueues
 from pearl.runtime.zmq_socket import ReadPause, ZmqSocket
-from pearl.types.messages.control import Ack, Hello, Welcome
+from pearl.types.messages.control import Ack, Hello, Installation, Welcome
 
 __all__ = [
     "Call",
@@ -77,6 +77,8 @@ class RpcServer:
         address: where to listen; with port 0, ``self.address`` says which port was chosen.
         run_id: a hello for another run is refused; who does not know it learns it from the answer to its hello.
         messages: the tagged struct types that peers may send, as a union, or a ``Sender`` for each kind of peer.
+        installation: what agents and workers must have to be let in; None = whatever they have.
+        model_path: of the job; told to those who are let in.
         queue_messages: bound of the queue to each peer and of the one to ``receive``. When that one is full the socket
             is not read, answers included, until ``receive`` has taken half of it: the receiver must not wait for
             an answer itself.
@@ -94,6 +96,8 @@ class RpcServer:
         queue_messages: int,
         max_frame_bytes: int,
         clock: Clock,
+        installation: Installation | None = None,
+        model_path: str = "",
         keepalive_period_s: float = KEEPALIVE_PERIOD_S,
     ) -> None:
         self.address = address
@@ -105,8 +109,9 @@ class RpcServer:
         self._keepalive_period_s = keepalive_period_s
         self._readers = Readers(messages, Hello | Ack, max_frame_bytes)
         self._hellos = FrameReader(Hello, MAX_HELLO_BYTES)
-        self._members = PeerTable(run_id)
-        self._welcome = Welcome(run_id)
+        self.installation = installation
+        self._members = PeerTable(run_id, installation)
+        self._welcome = Welcome(run_id, model_path)
         self._send_queues = SendQueues(self._members, self.faults, queue_messages, self._transmit)
         self._pending = PendingCalls(clock, self._poll)
         self._inbound: deque[Inbound] = deque()

@@ -120,7 +120,7 @@ class SegmentWriter:
 
 
 def damage(directory: Path, written: Mapping[Path, tuple[int, int]]) -> str:
-    """What has become of the segments in ``written`` (inode and size) and whether any is missing in between; "" when
+    """Return what has become of the segments in ``written`` (inode and size) or which are missing in between; "" when
     they are all as they were written. Contents are not read."""
     try:
         segment_numbers(directory)

@@ -7,6 +7,7 @@ say so instead of losing the frame; nothing here waits.
 
 import asyncio
 import itertools
+import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -15,6 +16,7 @@ import zmq
 from pearl.runtime.clock import Clock
 from pearl.runtime.codec import Kind, pack
 from pearl.runtime.errors import PeerGoneError, QueueFullError
+from pearl.types import tcp_address
 
 WATER_MARK = 256  # frames inside libzmq, a peer: keeps a pipe busy, small beside the bounded queues
 READS_PER_TURN = 128  # then others on the loop get their turn
@@ -61,6 +63,7 @@ class ZmqSocket:
     def bind(self, address: str) -> str:
         """Listen; returns the address with the port that was chosen for port 0. ValueError when it cannot be had."""
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else frames for a full or unknown peer vanish
+        self._socket.setsockopt(zmq.IPV6, int(_needs_ipv6(address)))
         try:
             self._socket.bind(address)
         except zmq.ZMQError as error:
@@ -75,6 +78,7 @@ class ZmqSocket:
     def connect(self, address: str, identity: bytes) -> None:
         """ValueError when ``address`` is none. Nobody has to listen there yet."""
         self._socket.setsockopt(zmq.IDENTITY, identity)
+        self._socket.setsockopt(zmq.IPV6, int(_needs_ipv6(address)))
         try:
             self._socket.connect(address)
         except zmq.ZMQError as error:
@@ -225,3 +229,19 @@ class ReadPause:
         elif self._port.paused and load <= self._bound // 2:
             self._deaf_s = self.paused_s
             self._port.resume()
+
+
+def _needs_ipv6(address: str) -> bool:
+    """Return whether the host is an IPv6 address or a name that has no other: with the option set, libzmq tries IPv6
+    alone."""
+    try:
+        where = tcp_address.parse(address)
+    except ValueError:
+        return False  # libzmq says what is wrong with it
+    if where.ip is not None:
+        return where.is_ipv6
+    try:
+        families = {family for family, *_ in socket.getaddrinfo(where.host, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        return False
+    return bool(families) and socket.AF_INET not in families

@@ -5,7 +5,6 @@ the person has been told what went wrong and what to do.
 """
 
 import asyncio
-import ipaddress
 import logging
 import os
 import socket
@@ -13,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import Any
 
 import psutil
 import uvloop
@@ -38,6 +37,7 @@ from pearl.service.run_lock import claim
 from pearl.service.run_loop import RunFailedError, RunLoop
 from pearl.service.verification import verify
 from pearl.traces import at_most, read_trace
+from pearl.types import tcp_address
 from pearl.types.commands import Finish
 from pearl.types.config import Config
 from pearl.types.trace import TraceEvent
@@ -50,7 +50,7 @@ EXPLAINED = (RunFailedError, AgentFailedError, DamagedError, ValueError, OSError
 
 
 def run(config: Config, run_dir: Path, *, resume: bool) -> int:
-    """Run or resume the job. The exit code: 0 done, 1 failed, 2 asked wrongly, 128 + N stopped by signal N."""
+    """Run or resume the job. The exit code: 0 done, 1 failed, 2 usage error, 128 + N stopped by signal N."""
     exit_on_stop_signals()
     console = Console(sys.stdout, config.rollout.num_workers)
     try:
@@ -299,18 +299,12 @@ def load_trace(config: Config, say: Callable[[str], None]) -> list[TraceEvent]:
 
 def how_to_join(address: str) -> str:
     """For hosts that can reach ``address``, on which we listen."""
-    host = urlsplit(address).hostname or ""
-    port = address.rpartition(":")[2]
-    try:
-        where = ipaddress.ip_address(host)
-    except ValueError:
-        where = None
-    if where is not None and where.is_unspecified:
+    where = tcp_address.parse(address)
+    host = where.host
+    if where.ip is not None and where.ip.is_unspecified:
         host = socket.gethostname()
-    elif where is not None and where.version == 6:
-        host = f"[{host}]"
-    command = f"pearl agent --coordinator {host}:{port}"
-    if host == "localhost" or (where is not None and where.is_loopback):
+    command = f"pearl agent --coordinator {tcp_address.join(host, where.port)}"
+    if where.is_loopback:
         return (
             f"agents of this host join with: {command} (runtime.address=tcp://HOST:PORT lets other hosts in)"
         )
@@ -320,23 +314,24 @@ def how_to_join(address: str) -> str:
 def check_address(config: Config) -> None:
     """ValueError when runtime.address is none on which this host can listen."""
     address = config.runtime.address
-    host = urlsplit(address).hostname
+    host = tcp_address.parse(address).host
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
         raise ValueError(f'runtime.address: "{address}": {host} is no host ({error.strerror})') from None
     # A name may have addresses of a family that this host does not use.
-    if not any(_can_listen(family, str(where[0])) for family, *_, where in found):
+    if not any(_can_listen(family, where) for family, *_, where in found):
         raise ValueError(
             f'runtime.address: "{address}": {host} is no address of this host; name one of its own, or '
-            "tcp://0.0.0.0:PORT for all of them"
+            "tcp://0.0.0.0:PORT for all of them (tcp://[::]:PORT with IPv6)"
         )
 
 
-def _can_listen(family: int, ip: str) -> bool:
+def _can_listen(family: int, where: tuple[Any, ...]) -> bool:
+    """``where`` as ``getaddrinfo`` gives it: of an IPv6 address its scope too."""
     try:
         with socket.socket(family) as probe:
-            probe.bind((ip, 0))
+            probe.bind((where[0], 0, *where[2:]))
     except OSError:
         return False
     return True

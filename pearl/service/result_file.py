@@ -73,7 +73,7 @@ class ResultFile:
         self._is_draft = False
 
     def damage(self) -> str:
-        """What has happened to the file on disk; "" when it holds exactly what was written."""
+        """Return what has happened to the file on disk; "" when it holds exactly what was written."""
         try:
             there, ours = os.stat(self.path), os.fstat(self._fd)
         except FileNotFoundError:

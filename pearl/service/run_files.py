@@ -24,6 +24,7 @@ from pearl.types.commands import Report
 from pearl.types.config import Config
 from pearl.types.error_text import without_surrogates
 from pearl.types.profile import Profile
+from pearl.types.reports import line_of
 from pearl.types.trajectory import TrajectoryRecord
 
 RESULT_NAMES = ("metrics.jsonl", "trajectories.jsonl")
@@ -62,7 +63,7 @@ class RunFiles:
         self._write(self.config_json, resolved_json(config).encode())
 
     def report(self, report: Report) -> None:
-        self.results[0].append(strict_json({"kind": report.kind, **report.values}) + b"\n")
+        self.results[0].append(strict_json(line_of(report.report)) + b"\n")
 
     def trajectory(self, record: TrajectoryRecord) -> None:
         self.results[1].append(strict_json(record) + b"\n")
@@ -110,7 +111,7 @@ class RunFiles:
         return mark
 
     def damaged_documents(self) -> list[Path]:
-        """Files written whole, in this life, of which the disk does not hold what was written."""
+        """Return the files written whole by this process of which the disk does not hold what was written."""
         return [path for path, data in self._documents.items() if _content(path) != data]
 
     def write_documents_again(self) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from pearl.runtime.clock import MonotonicClock
+from pearl.runtime.installation import installation
 from pearl.runtime.rpc_server import (
     Call,
     Notification,
@@ -127,6 +128,8 @@ class RunLoop:
             queue_messages=runtime.queue_messages,
             max_frame_bytes=runtime.max_frame_bytes,
             clock=self._clock,
+            installation=installation(self._config),
+            model_path=self._config.model.path,
         )
 
     async def run(self, server: RpcServer) -> Finish:

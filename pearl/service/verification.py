@@ -46,7 +46,7 @@ def verify(files: RunFiles, journal: Journal, say: Callable[[str], None]) -> lis
 
 
 def checkpoint_damage(root: Path, step: int) -> str:
-    """What is missing of the checkpoint that the trainer has written of a step; "" = nothing."""
+    """Return what is missing of the checkpoint that the trainer has written of a step; "" = nothing."""
     directory = root / f"step-{step:06d}"
     path = directory / CHECKPOINT_DESCRIPTION
     try:

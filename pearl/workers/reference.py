@@ -1,7 +1,8 @@
 """The model as plain ``transformers`` computes it, to compare trainer and engines with.
 
 Its weights are those of a published version; nothing else is shared with trainer and engine, neither how the model is
-built from its directory, nor masks and attention (its own eager ones), nor sampling.
+built from its directory, nor masks and attention (its own eager ones), nor sampling. The one exception is the choice
+of factors of a rope that depends on the longest context, which is the run's.
 """
 
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from pearl.types.config import AgreementConfig, ModelConfig
 from pearl.types.weights import BucketSpec, TensorSpec
+from pearl.workers.architecture.positions import freeze_positions
 from pearl.workers.model import TINY_MODEL, build_model
 from pearl.workers.weight_transfer.checksum import canonical_tensors
 
@@ -48,9 +50,11 @@ class Gaps:
 class Reference:
     """On the CPU, in float32. Blocking; for one thread."""
 
-    def __init__(self, config: ModelConfig, vocabulary_size: int) -> None:
+    def __init__(self, config: ModelConfig, vocabulary_size: int, max_context_tokens: int) -> None:
         self._vocabulary_size = vocabulary_size
         self.model = _plain_model(config, vocabulary_size)
+        # transformers would choose a "longrope"'s factors by the length of each prompt; a run has one choice.
+        freeze_positions(self.model, max_context_tokens)
         self.model.train(False)
 
     def load(self, tensors: Sequence[TensorSpec], buckets: Buckets) -> None:
@@ -84,7 +88,7 @@ class Reference:
 
 def _plain_model(config: ModelConfig, vocabulary_size: int) -> PreTrainedModel:
     if config.path == TINY_MODEL:  # defined nowhere else
-        tiny = build_model(msgspec.structs.replace(config, dtype="float32"), vocabulary_size, None)
+        tiny = build_model(msgspec.structs.replace(config, dtype="float32"), vocabulary_size, 0)
         tiny.set_attn_implementation("eager")
         return tiny
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(

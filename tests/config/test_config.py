@@ -160,6 +160,24 @@ EMULATED = (
 )
 
 
+def test_mistakes_of_every_sort_are_named_in_one_round(tmp_path: Path) -> None:
+    text = "[training]\nlearning_rate = 'fast'\nclip_low = 1.5\n[data]\nbatch_size = 0\ngroup_size = 3\n"
+    said = refusal(
+        tmp_path, text, "run.num_step=3", "rollout.max_new_tokens_per_turn=100000", "elastic.pd=many"
+    )
+    lines = said.splitlines()
+    for beginning in (
+        "job.toml: training.learning_rate",
+        "run.num_step: unknown key",
+        "data.batch_size: 0",
+        "training.clip_low: 1.5",
+        "rollout.max_new_tokens_per_turn: 100000",
+        "elastic.pd",
+    ):
+        assert sum(beginning in line for line in lines) == 1, (beginning, said)
+    assert len(lines) == 6, "nothing is said of values that are not the person's"
+
+
 def test_nothing_is_an_empty_text(tmp_path: Path) -> None:
     job = write(tmp_path, '[elastic]\ninter = true\ntrace = "a.jsonl"\n')
     assert load(job, ["elastic.trace="]).elastic.trace == ""

@@ -10,6 +10,7 @@ from world import World
 from pearl.types import commands, events
 from pearl.types.config import Config, DataConfig, EnvironmentConfig, RolloutConfig, RunConfig
 from pearl.types.ids import Slot
+from pearl.types.reports import StepReport
 from pearl.types.trajectory import TokenDelta, VersionRun
 from pearl.types.weights import Version
 
@@ -177,9 +178,8 @@ def test_en_05_an_environment_that_never_works_ends_the_run_with_its_reason() ->
     assert finish.exit_code == 1
     assert "each of the 6 evaluation tasks failed" in finish.error
     assert "disk full" in finish.error
-    notes = [r.values["text"] for r in world.reports if r.kind == "note"]
-    assert len(notes) == 2, "the first and the tenth"
-    assert "disk full" in str(notes[0])
+    assert len(world.notes) == 2, "the first and the tenth"
+    assert "disk full" in world.notes[0]
 
 
 def test_en_05_a_first_step_without_any_sample_ends_the_run() -> None:
@@ -208,10 +208,9 @@ def test_an_update_that_changes_nothing_is_said(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("world.checksum", lambda version: f"sum-{min(version.step, 2)}")
     world = World(make_config())
     assert world.run().exit_code == 0
-    steps = [report.values["weights_changed"] for report in world.reports if report.kind == "step"]
+    steps = [report.weights_changed for report in world.reports if isinstance(report, StepReport)]
     assert steps == [True, True, False, False, False]
-    notes = [str(report.values["text"]) for report in world.reports if report.kind == "note"]
-    assert notes[0].startswith("step 2 changed no weight: version 0:3 is version 0:2 again")
+    assert world.notes[0].startswith("step 2 changed no weight: version 0:3 is version 0:2 again")
 
 
 class SlowWorld(World):

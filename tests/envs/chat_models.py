@@ -52,6 +52,7 @@ MISTRAL = """{{- bos_token }}
     {%- endif %}
 {%- endfor %}"""
 THINKING = """{%- set turns = namespace(last=0) %}
+{%- if tools %}{{ '<|im_start|>system\\n' + (tools | tojson) + '<|im_end|>\\n' }}{% endif %}
 {%- for message in messages if message.role == 'user' %}{% set turns.last = messages.index(message) %}{% endfor %}
 {%- for message in messages %}
     {{- '<|im_start|>' + message.role + '\\n' }}

@@ -41,6 +41,11 @@ def main() -> None:
     if kind == "edits":
         messages[0]["content"] = "Something else."
         ask(messages)
+    while kind == "repeats":
+        try:
+            ask([{"role": "user", "content": "Something else."}])
+        except urllib.error.HTTPError:
+            time.sleep(0.01)
     if kind == "escapes":
         path = Path(task["path"])
         subprocess.Popen([sys.executable, "-c", ESCAPE.format(path=path)], env={}, start_new_session=True)

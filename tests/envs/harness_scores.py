@@ -15,6 +15,7 @@ def tasks(split: str) -> list[dict[str, Any]]:
         {"kind": "waits"},
         {"kind": "many", "calls": 9},
         {"kind": "stubborn", "calls": 9},
+        {"kind": "repeats"},
     ]
 
 

@@ -18,12 +18,13 @@ import psutil
 import pytest
 from agent_bench import END, AgentBench, agent_bench
 
-from pearl.envs.agents import harness, keeper
+from pearl.envs.agents import harness
 from pearl.envs.loader import load_environment
+from pearl.envs.sandbox import keeper
 from pearl.types.messages.environment import EpisodeFailed, StepEpisodeReply
 
 PROGRAM = Path(__file__).with_name("harness_program.py")
-GOOD, SILENT, EDITS, WAITS, MANY, STUBBORN = range(6)
+GOOD, SILENT, EDITS, WAITS, MANY, STUBBORN, REPEATS = range(7)
 OPTIONS: dict[str, Any] = {
     "command": shlex.join([sys.executable, str(PROGRAM)]),
     "score": "harness_scores:score",
@@ -74,11 +75,22 @@ async def test_one_that_fails_over_an_edited_history_is_no_sample(tmp_path: Path
         assert "after a call that could not be answered (messages[0] is not what it was" in failed.reason
 
 
+async def test_one_that_repeats_an_edited_history_for_ever_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harness, "HALTED_GRACE_S", 0.2)
+    async with running(tmp_path) as bench:
+        await bench.open(REPEATS)
+        failed = await bench.say("42" + END)
+        assert isinstance(failed, EpisodeFailed)
+        assert (failed.kind, "after a call that could not be answered" in failed.reason) == ("error", True)
+
+
 @pytest.mark.parametrize("task", [MANY, STUBBORN])
 async def test_out_of_turns_is_scored_as_it_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: int
 ) -> None:
-    monkeypatch.setattr(harness, "TRUNCATED_GRACE_S", 20.0 if task == MANY else 0.3)
+    monkeypatch.setattr(harness, "HALTED_GRACE_S", 20.0 if task == MANY else 0.3)
     async with running(tmp_path) as bench:
         await bench.open(task)
         last = await bench.play(["no" + END] * 4)
@@ -120,11 +132,14 @@ def lives(pid: int) -> bool:
 def test_kill_9_of_the_worker_leaves_nothing(tmp_path: Path) -> None:
     """The worker's stand-in starts a keeper as the worker does, and is killed."""
     path = tmp_path / "pid"
+    directory = tmp_path / "directory"
+    directory.mkdir()
     escape = f"import os; os.setsid(); open({str(path)!r}, 'w').write(str(os.getpid())); import time; time.sleep(600)"
+    start = f"[sys.executable, '-I', '-S', {keeper.__file__!r}, str(os.getpid()), {str(directory)!r}]"
     parent = (
         "import os, subprocess, sys, time; "
-        f"subprocess.Popen([sys.executable, '-I', '-S', {keeper.__file__!r}, str(os.getpid()), sys.executable, '-c', "
-        f"{escape!r}], env={{}}); print(flush=True); time.sleep(600)"
+        f"subprocess.Popen([*{start}, sys.executable, '-c', {escape!r}], env={{}}); "
+        "print(flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -136,10 +151,12 @@ def test_kill_9_of_the_worker_leaves_nothing(tmp_path: Path) -> None:
         readable, _, _ = select.select([escaped], [], [], 20.0)  # once it has ended
         os.close(escaped)
         assert readable
+    while directory.exists():  # it is removed after that
+        time.sleep(0.01)
 
 
 def test_a_command_that_is_missing_and_the_code_of_one_that_is_killed() -> None:
-    start = [sys.executable, "-I", "-S", keeper.__file__, str(os.getpid())]
+    start = [sys.executable, "-I", "-S", keeper.__file__, str(os.getpid()), ""]
     missing = subprocess.run([*start, "no-such-program"], capture_output=True, check=False)
     assert (missing.returncode, missing.stderr) == (127, b"no-such-program: No such file or directory\n")
     killed = subprocess.run([*start, "sh", "-c", "kill -9 $$"], check=False)

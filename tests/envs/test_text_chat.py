@@ -122,6 +122,12 @@ def test_a_template_without_tools_has_none_and_does_not_become_another(tmp_path:
     assert made.make_proven(tmp_path, "plain", template="chatml-tools").chat.tool_format == "hermes"
 
 
+def test_tools_that_the_model_would_not_see_are_refused(tmp_path: Path) -> None:
+    conversation = Conversation(made.make_proven(tmp_path, "plain"), made.LIMITS)
+    with pytest.raises(MessageError, match=r'does not show any.*template = "chatml-tools"'):
+        conversation.begin([{"role": "user", "content": "Go."}], list(TOOLS))
+
+
 def test_a_format_that_nothing_reads_back_is_refused_with_the_list(tmp_path: Path) -> None:
     odd = made.PLAIN.replace(
         "{{ message.content }}",

@@ -28,6 +28,7 @@ from pearl.runtime.codec import Kind, encode
 from pearl.runtime.errors import FrameTooLargeError, PeerGoneError, RemoteError
 from pearl.runtime.rpc_server import Call, PeerLost
 from pearl.runtime.supervisor import TaskFailedError
+from pearl.types import tcp_address
 from pearl.types.messages.control import Ack, Heartbeat, Hello, Shutdown
 
 W0, W1 = "rollout.0.1", "rollout.1.1"
@@ -53,6 +54,24 @@ async def test_tells_arrive_in_order_and_asks_are_answered() -> None:
         assert heard == list(range(1000))
         assert await call(server, W0, -1) == Answer(1000)
         assert await within(server.call(W0, Order(5), deadline_s=LIMIT_S)) == Ack()
+
+
+@pytest.mark.parametrize("address", ["tcp://[::1]:0", "tcp://[::]:0"])
+async def test_a_server_may_listen_on_ipv6(address: str) -> None:
+    async def handle(order: Order) -> Answer | None:
+        return Answer(order.number)
+
+    async with make_server(address=address) as server:
+        place = tcp_address.parse(server.address)
+        assert place.is_ipv6
+        assert place.port
+        # Who listens on all addresses is reached over IPv4 too.
+        hosts = ["::1"] if "::1" in address else ["::1", "127.0.0.1"]
+        for slot, host in enumerate(hosts):
+            peer = make_peer(f"tcp://{tcp_address.join(host, place.port)}", handle, slot=slot)
+            async with serving(peer):
+                await all_joined(server, 1)
+                assert await call(server, f"rollout.{slot}.1", 7) == Answer(7)
 
 
 async def test_a_peer_tells_and_asks_too() -> None:

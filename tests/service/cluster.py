@@ -7,6 +7,7 @@ from typing import Any
 from fakes import RUN_ID, FakeEnvironment, FakeRollout, FakeTraining, Group, make_peer, pack
 
 from pearl.runtime.errors import PeerGoneError, RefusedError, RemoteError
+from pearl.runtime.installation import installation, model_digest
 from pearl.runtime.rpc_client import RpcClient
 from pearl.types.config import Config
 from pearl.types.messages import control, environment, rollout, training
@@ -46,7 +47,8 @@ class Node:
 
     async def _introduce(self) -> None:
         gpus = tuple(control.Gpu(gpu, 1, True) for gpu in self.gpus)
-        report = control.AgentReport(self.host, gpus, 1, 1, self.preemptible)
+        model = model_digest(self.cluster.config.model.path)
+        report = control.AgentReport(self.host, gpus, 1, 1, self.preemptible, model)
         try:
             await self.peer.call(report, deadline_s=10)
         except (RemoteError, PeerGoneError) as error:
@@ -145,7 +147,15 @@ class Cluster:
         beat: Any,
         run_id: str = RUN_ID,
     ) -> RpcClient:
-        hello = control.Hello(kind, slot, incarnation, "here", 1000 + len(self.started), run_id)
+        hello = control.Hello(
+            kind,
+            slot,
+            incarnation,
+            "here",
+            1000 + len(self.started),
+            run_id,
+            installation=installation(self.config),
+        )
         return make_peer(self.config.runtime, self.address, hello, messages, handler, beat)
 
     # the part of LocalAgent

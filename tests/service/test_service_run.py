@@ -171,6 +171,27 @@ async def test_pl_01_signals_while_it_imports_end_it_with_their_code(
         assert b"Traceback" not in await process.stderr.read()
 
 
+async def test_a_run_may_listen_on_ipv6(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    async with start(run_dir, "sleeper", "runtime.address=tcp://[::1]:0") as process:
+        await _say_hello(process, run_dir)  # the agent has joined by then, and started the environment
+        process.terminate()
+        assert await process.wait() == 143
+    assert nothing_is_left(run_dir)
+
+
+@pytest.mark.parametrize(
+    "name", ["{coordinator}", "{directory} 'a' \"b\"", "%s %(message)s", "$HOME $$ ${x}", "a\nb"]
+)
+async def test_the_name_of_a_run_directory_is_no_template(tmp_path: Path, name: str) -> None:
+    run_dir = tmp_path / name
+    async with start(run_dir, "sleeper") as process:
+        await _say_hello(process, run_dir)
+        process.terminate()
+        assert await process.wait() == 143
+    assert nothing_is_left(run_dir)
+
+
 async def test_pl_02_kill_9_of_the_coordinator_leaves_nothing(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     async with start(run_dir, "sleeper") as process:

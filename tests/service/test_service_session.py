@@ -13,15 +13,18 @@ from cluster import Cluster
 from fakes import FakeEnvironment, FakeRollout, FakeTraining, read_lines, small_config, unpack
 from whole_run import WholeRun, once, run_whole
 
+from pearl.runtime import journal
 from pearl.runtime.wal import DamagedError
 from pearl.service import recovery, replay
 from pearl.service.console import Console
 from pearl.service.run_files import RunFiles
 from pearl.service.run_loop import RunFailedError
 from pearl.types import events
+from pearl.types.commands import Report
 from pearl.types.config import Config, RuntimeConfig
 from pearl.types.messages import control, environment
 from pearl.types.messages.rollout import Generate
+from pearl.types.reports import NoteReport
 
 
 async def test_a_run_leaves_its_results_and_a_journal_that_replays(tmp_path: Path) -> None:
@@ -365,3 +368,19 @@ async def test_a_trainer_that_cannot_start_ends_the_run_with_its_reason(tmp_path
     finish = await WholeRun(config, tmp_path, cluster).run()
     assert finish.exit_code == 1
     assert "the model has no attention" in finish.error
+
+
+def test_a_journal_of_another_version_is_not_resumed_and_its_results_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config()
+    files = RunFiles(tmp_path)
+    monkeypatch.setattr(journal, "FORMAT", 1)
+    recovery.fresh(config, files).journal.close()
+    monkeypatch.undo()
+    files.report(Report(NoteReport(0.0, text="of the version before")))
+    files.flush()
+    with pytest.raises(ValueError, match="has format 1, and this version of PEARL reads format 2 only"):
+        recovery.recover(config, files)
+    files.close()
+    assert [line["text"] for line in read_lines(tmp_path / "metrics.jsonl")] == ["of the version before"]

@@ -30,6 +30,7 @@ from pearl.types.config import Config
 from pearl.types.counters import Counters
 from pearl.types.ids import OpId, PromptId, Slot, TrajectoryId
 from pearl.types.lineage import Lineages
+from pearl.types.reports import NoteReport
 from pearl.types.trajectory import FinishReason, Outcome, Turn
 from pearl.types.weights import Version
 from pearl.types.worker_table import WorkerRow, WorkerTable
@@ -204,7 +205,7 @@ class Rollout:
         count = str(self._counters.environment_failures)
         if count.strip("0") == "1":
             text = f"environment failure {count} (trajectory {event.trajectory}): {self.state.last_failure}"
-            self._commands.report("note", now, text=text)
+            self._commands.report(NoteReport(now, text=text))
 
     def _continue(self, trajectory: Trajectory, now: float) -> None:
         """Queue the turn for a worker, when there is room for at least one more token."""

@@ -78,8 +78,8 @@ class Exchange:
         self._open: _Open | None = None
         self._closed = False
         self.truncated: RequestError | None = None
-        self.was_truncated = asyncio.Event()
-        self.edited = ""  # why a request was refused as an edited history
+        self.halted = asyncio.Event()  # the latest request was refused over the limits or an edited history
+        self.edited = ""  # why it was refused as an edited history
         self.broken = ""  # why PEARL could not answer a request that is in order
 
     @property
@@ -110,10 +110,13 @@ class Exchange:
             except EditedHistoryError as error:
                 self._counters.edited_histories += 1
                 self.edited = str(error)
+                self.halted.set()
                 raise
             except InfrastructureError as error:
                 self.broken = str(error)
                 raise
+            self.edited = ""
+            self.halted.clear()
             self._open = opened = _Open(request, asyncio.Event())
             self._offer(Prompt(ids))
             await opened.answered.wait()
@@ -173,7 +176,7 @@ class Exchange:
 
     def _truncate(self, error: RequestError, ids: list[int]) -> None:
         self.truncated = error
-        self.was_truncated.set()
+        self.halted.set()
         self._counters.truncated += 1
         self._offer(Truncation(ids))
         raise error

@@ -1,4 +1,5 @@
-"""An OpenAI-compatible endpoint inside the environment worker, for agents that are programs of their own.
+"""An endpoint inside the environment worker, for agents that are programs: OpenAI's chat completions and Anthropic's
+messages.
 
 The API key names the trajectory and nothing else does. A call is held until its answer is there, whatever happens to
 workers and weights meanwhile; its connection may break, and only a retry that says it is one (the ``openai`` package's
@@ -17,11 +18,12 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from pearl.envs.agents.completion import Completion, read_request
-from pearl.envs.agents.errors import RequestError
+from pearl.envs.agents.anthropic import AnthropicDialect
+from pearl.envs.agents.completion import Completion
+from pearl.envs.agents.dialect import Dialect, OpenAiDialect
+from pearl.envs.agents.errors import RequestError, TrajectoryEndedError
 from pearl.envs.agents.exchange import AgentCounters, Exchange
 from pearl.envs.agents.keys import Keys
-from pearl.envs.agents.streaming import chunks
 from pearl.envs.protocol import InfrastructureError
 from pearl.runtime.rate_limited_log import RateLimitedLogger
 
@@ -35,6 +37,8 @@ MAX_WAITING_CALLS = 64
 STOP_LIMIT_S = 1.0
 """For connections to end when the worker ends."""
 MODEL = "pearl"
+_OPENAI = OpenAiDialect()
+DIALECTS: dict[str, Dialect] = {"/v1/chat/completions": _OPENAI, "/v1/messages": AnthropicDialect()}
 
 
 class Call(msgspec.Struct, eq=False):
@@ -72,7 +76,8 @@ class Gateway:
         """Listen on this host's own interface. OSError when that cannot be."""
         self._group = group
         application = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_refusals])
-        application.router.add_post("/v1/chat/completions", self._chat)
+        for path in DIALECTS:
+            application.router.add_post(path, self._chat)
         application.router.add_get("/v1/models", self._models)
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=STOP_LIMIT_S)
         await self._runner.setup()
@@ -105,15 +110,16 @@ class Gateway:
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         trajectory = self._authenticate(request)
+        dialect = _dialect(request)
         raw = await request.read()
         body = _read_body(raw)
         call = self._joined(trajectory, request, raw) or self._begin(trajectory, request, raw, body)
         if body.get("stream"):
-            return await self._stream(request, call, _wants_usage(body))
+            return await self._stream(request, call, dialect, body)
         await call.done.wait()  # ends with the answer or with the trajectory
         if call.completion is None:
-            return _refusal(call)
-        return web.json_response(body=msgspec.json.encode(call.completion))
+            return _refusal(dialect, call)
+        return web.json_response(body=dialect.answer(call.completion))
 
     def _authenticate(self, request: web.Request) -> OpenTrajectory:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
@@ -151,13 +157,15 @@ class Gateway:
         call = Call(_digest(raw), request.headers.get("idempotency-key"), asyncio.Event())
         trajectory.latest = call
         trajectory.waiting += 1
-        self._group.create_task(self._perform(trajectory, call, body), name="agent's call")
+        self._group.create_task(self._perform(trajectory, call, _dialect(request), body), name="agent's call")
         return call
 
-    async def _perform(self, trajectory: OpenTrajectory, call: Call, body: Mapping[str, Any]) -> None:
+    async def _perform(
+        self, trajectory: OpenTrajectory, call: Call, dialect: Dialect, body: Mapping[str, Any]
+    ) -> None:
         """Not tied to a connection: what is generated is kept for a retry."""
         try:
-            call.completion = await trajectory.exchange.ask(read_request(body))
+            call.completion = await trajectory.exchange.ask(dialect.read(body))
         except RequestError as error:
             call.refusal = (error.status, error.code, str(error))
         except ValueError as error:  # messages in a wrong form, or refused by the chat template
@@ -167,22 +175,27 @@ class Gateway:
         finally:
             trajectory.waiting -= 1
             call.done.set()
-        if call.refusal is not None:
+        if call.refusal is not None and call.refusal[0] != TrajectoryEndedError.status:
             status, code, text = call.refusal
             self._notes.warning(time.monotonic(), "a call is refused: %d %s: %s", status, code, text)
 
-    async def _stream(self, request: web.Request, call: Call, with_usage: bool) -> web.StreamResponse:
+    async def _stream(
+        self, request: web.Request, call: Call, dialect: Dialect, body: Mapping[str, Any]
+    ) -> web.StreamResponse:
         # An answer that takes longer begins with its headers; a refusal comes at once and keeps its status.
         if await _within(call.done, self._keep_alive_s) and call.completion is None:
-            return _refusal(call)
+            return _refusal(dialect, call)
         response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
         )
         await response.prepare(request)
         try:
             while not await _within(call.done, self._keep_alive_s):
-                await response.write(b": the answer is not there yet\n\n")
-            await response.write(_events(call, with_usage))
+                await response.write(dialect.keep_alive)
+            if call.completion is None:
+                await response.write(dialect.stream_refusal(*(call.refusal or _UNANSWERED)))
+            else:
+                await response.write(dialect.stream(call.completion, body))
             await response.write_eof()
         except ConnectionError:
             log.debug("a client left its stream; its answer is kept for a retry")
@@ -197,13 +210,13 @@ class _Refused(Exception):
 
 @web.middleware
 async def _refusals(request: web.Request, handler: Any) -> web.StreamResponse:
-    """Every refusal is JSON in OpenAI's form, aiohttp's own (404, 405, 413) too."""
+    """Every refusal is JSON in the form of its dialect, aiohttp's own (404, 405, 413) too."""
     try:
         response: web.StreamResponse = await handler(request)
     except _Refused as error:
-        return _error(error.status, error.code, str(error))
+        return _error(_dialect(request), error.status, error.code, str(error))
     except web.HTTPException as error:
-        return _error(error.status, "not_offered", error.text or error.reason)
+        return _error(_dialect(request), error.status, "not_offered", error.text or error.reason)
     return response
 
 
@@ -217,33 +230,20 @@ def _read_body(raw: bytes) -> Mapping[str, Any]:
     return body
 
 
-def _refusal(call: Call) -> web.Response:
-    return _error(*(call.refusal or _UNANSWERED))
+def _dialect(request: web.Request) -> Dialect:
+    return DIALECTS.get(request.path, _OPENAI)
+
+
+def _refusal(dialect: Dialect, call: Call) -> web.Response:
+    return _error(dialect, *(call.refusal or _UNANSWERED))
 
 
 _UNANSWERED = (409, "trajectory_ended", "the worker ended before the answer")
 
 
-def _error(status: int, code: str, text: str) -> web.Response:
-    return web.json_response(_error_body(code, text), status=status, headers={"x-should-retry": "false"})
-
-
-def _error_body(code: str, text: str) -> dict[str, Any]:
-    return {"error": {"message": text, "type": "invalid_request_error", "code": code, "param": None}}
-
-
-def _events(call: Call, with_usage: bool) -> bytes:
-    if call.completion is None:
-        _, code, text = call.refusal or _UNANSWERED
-        parts = [_error_body(code, text)]
-    else:
-        parts = list(chunks(call.completion, with_usage=with_usage))
-    return b"".join(b"data: " + json.dumps(part).encode() + b"\n\n" for part in parts) + b"data: [DONE]\n\n"
-
-
-def _wants_usage(body: Mapping[str, Any]) -> bool:
-    options = body.get("stream_options")
-    return isinstance(options, Mapping) and bool(options.get("include_usage"))
+def _error(dialect: Dialect, status: int, code: str, text: str) -> web.Response:
+    body = dialect.refusal(status, code, text)
+    return web.json_response(body, status=status, headers={"x-should-retry": "false"})
 
 
 def _digest(raw: bytes) -> bytes:

@@ -20,8 +20,8 @@ from pearl.envs.agents.tasks import TASK_OPTIONS, load_tasks
 from pearl.envs.protocol import InfrastructureError
 from pearl.envs.text.options import ChatOptions, make_chat, split_options
 
-TRUNCATED_GRACE_S = 5.0
-"""For a program to end by itself once the model answers no more; then it is ended and scored as it stands."""
+HALTED_GRACE_S = 5.0
+"""For a program to end by itself, or to go on as it should, once the model answers no more; then it is ended."""
 Score = Callable[[Any, ProgramRun], Any]
 OPTIONS = ("command", "score", *TASK_OPTIONS)
 
@@ -69,19 +69,31 @@ class _Harness:
 
     def _settings(self, key: str) -> dict[str, str]:
         url = self._gateway.url
-        return {"OPENAI_BASE_URL": url, "OPENAI_API_BASE": url, "OPENAI_API_KEY": key, "OPENAI_MODEL": MODEL}
+        return {
+            "OPENAI_BASE_URL": url,
+            "OPENAI_API_BASE": url,
+            "OPENAI_API_KEY": key,
+            "OPENAI_MODEL": MODEL,
+            "ANTHROPIC_BASE_URL": url.removesuffix("/v1"),  # its clients add it
+            "ANTHROPIC_API_KEY": key,
+            "ANTHROPIC_MODEL": MODEL,
+        }
 
     async def _outlive(self, program: Program) -> None:
-        """Until it has ended, by itself or because it goes on after the model's last answer."""
+        """Until it has ended, by itself or because it asks for what it cannot get."""
         async with asyncio.TaskGroup() as group:
-            limiting = group.create_task(self._end_after_truncation(program), name="harness limit")
+            limiting = group.create_task(self._end_when_halted(program), name="harness limit")
             await program.wait()
             limiting.cancel()
 
-    async def _end_after_truncation(self, program: Program) -> None:
-        await self._exchange.was_truncated.wait()
-        await asyncio.sleep(TRUNCATED_GRACE_S)
-        program.terminate()
+    async def _end_when_halted(self, program: Program) -> None:
+        halted = self._exchange.halted
+        while True:
+            await halted.wait()
+            await asyncio.sleep(HALTED_GRACE_S)
+            if halted.is_set():
+                program.terminate()
+                return
 
     async def _scored(self, task: Any, program: Program) -> float:
         exchange = self._exchange

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pearl.envs.text.messages import Message, Tool, clean
+from pearl.envs.text.messages import Message, MessageError, Tool, clean
 from pearl.envs.text.template import ChatTemplate, RenderError
 from pearl.envs.text.tokenizer import TextTokenizer
 from pearl.envs.text.tools import ToolFormat, parse_calls
@@ -37,10 +37,16 @@ class Chat:
         self.stop_ids = tuple(dict.fromkeys((self.end_id, *tokenizer.eos_ids)))
         self._ends = [tokenizer.name_of(number) for number in self.stop_ids]
         self.knows_thinking = THINKING_END in template.source
+        self.shows_tools = self._find_tools()
 
     # messages to ids
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
+        if tools and not self.shows_tools:
+            raise MessageError(
+                "tools: the model's chat template does not show any to the model; "
+                'environment.options.template = "chatml-tools" does'
+            )
         return self.tokenizer.encode(self.template.render(messages, tools, open_turn=True))
 
     def follow_up(
@@ -97,6 +103,15 @@ class Chat:
             return "", text
         thinking, _, content = text.partition(THINKING_END)
         return thinking.strip().removeprefix("<think>").strip(), content.lstrip("\n")
+
+    def _find_tools(self) -> bool:
+        """Whether the template tells the model of its tools."""
+        tool = {"type": "function", "function": {"name": MARK, "parameters": {"type": "object"}}}
+        try:
+            said = self.template.render([{"role": "user", "content": "Hello"}], [tool], open_turn=True)
+        except RenderError:
+            return False
+        return MARK in said
 
     def _find_end(self) -> int:
         """ValueError when the template does not end a turn with a special token: nothing would stop an answer."""

@@ -79,16 +79,17 @@ def failures(chat: Chat) -> dict[Kind, str]:
     kinds: dict[Kind, tuple[list[Message], Sequence[Tool]]] = {"user": (_talk(thinking=False), ())}
     if chat.knows_thinking:
         kinds["user after thinking"] = (_talk(thinking=True), ())
+    tools = TOOLS if chat.shows_tools else ()
     if chat.tool_format != "none":
-        kinds["tool"] = (_tool_loop(thinking=False), TOOLS)
-        kinds["tool after a bad call"] = ([_user(0), _saying(0), _result(0), _saying(1)], TOOLS)
+        kinds["tool"] = (_tool_loop(thinking=False), tools)
+        kinds["tool after a bad call"] = ([_user(0), _saying(0), _result(0), _saying(1)], tools)
         if chat.knows_thinking:
-            kinds["tool after thinking"] = (_tool_loop(thinking=True), TOOLS)
+            kinds["tool after thinking"] = (_tool_loop(thinking=True), tools)
     found: dict[Kind, str] = {}
-    for kind, (messages, tools) in kinds.items():
-        reason = _failure(chat, messages, tools)
-        if not reason and kind == "user" and chat.tool_format != "none":
-            reason = _failure(chat, messages, TOOLS)
+    for kind, (messages, given) in kinds.items():
+        reason = _failure(chat, messages, given)
+        if not reason and kind == "user" and tools:
+            reason = _failure(chat, messages, tools)
         if reason:
             found[kind] = reason
     return found

@@ -122,6 +122,12 @@ class RemoteHosts:
             raise ValueError(f'"{host}" cannot be the name of a host that joins: choose another with --host')
         if not report.preemptible:
             raise ValueError(f"host {host} is not preemptible; only the coordinator's own host is not")
+        ours = self._server.installation
+        if ours is not None and report.model != ours.model:
+            raise ValueError(
+                f"the model's files are {report.model or 'not known'} on host {host}, {ours.model} here: both need the "
+                "same model under the same path"
+            )
         names = [gpu.gpu for gpu in report.gpus]
         if not names:
             raise ValueError(f"host {host} has no GPUs: give it stand-ins with --virtual-gpus N")

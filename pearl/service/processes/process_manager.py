@@ -34,6 +34,7 @@ class Termination(NamedTuple):
 
     reason: str
     grace_s: float
+    is_final: bool = False
 
 
 class Loss(NamedTuple):
@@ -41,6 +42,7 @@ class Loss(NamedTuple):
 
     reason: str
     counter: int | None  # last value of the group's counter file
+    is_final: bool = False  # no later try could succeed
 
 
 class ManagedProcess:
@@ -62,10 +64,10 @@ class ManagedProcess:
         self.exited: asyncio.Future[GroupExited] = loop.create_future()
         self.condemned: asyncio.Future[Termination] = loop.create_future()
 
-    def terminate(self, reason: str, grace_s: float = 0.0) -> None:
-        """Have it ended; only the first call counts."""
+    def terminate(self, reason: str, grace_s: float = 0.0, *, is_final: bool = False) -> None:
+        """Have it ended; only the first call counts. ``is_final``: for a reason that another try would meet again."""
         if not self.condemned.done():
-            self.condemned.set_result(Termination(reason, grace_s))
+            self.condemned.set_result(Termination(reason, grace_s, is_final))
 
 
 class ProcessManager:
@@ -170,10 +172,13 @@ class ProcessManager:
 
     def _loss(self, process: ManagedProcess) -> Loss:
         exited = process.exited.result() if process.exited.done() else None
-        wanted = process.condemned.result().reason if process.condemned.done() else ""
-        reason = wanted or (exited.reason if exited else "gone")
-        if exited is not None and not wanted:
-            reason = _with_last_line(reason, exited.log_tail)
+        wanted = process.condemned.result() if process.condemned.done() else None
+        is_final = wanted.is_final if wanted is not None else False
+        reason = wanted.reason if wanted is not None else (exited.reason if exited else "gone")
+        if exited is not None and wanted is None:
+            is_final = exited.is_final
+            first = exited.failure.strip()
+            reason = f"{reason}: {first}" if first else _with_last_line(reason, exited.log_tail)
             log.warning(
                 "%s %s; the end of its log:\n%s", process.name, exited.reason, exited.log_tail or "(empty)"
             )
@@ -184,7 +189,7 @@ class ProcessManager:
             value = mmap_counter.read(
                 Path(named) if named else process.log_directory / mmap_counter.DEFAULT_NAME
             )
-        return Loss(reason, value)
+        return Loss(reason, value, is_final)
 
 
 def _is_heading(line: str) -> bool:

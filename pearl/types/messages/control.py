@@ -15,6 +15,14 @@ Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 PeerKind = Literal["agent", "rollout", "training", "environment", "admin"]
 
 
+class Installation(msgspec.Struct, frozen=True):
+    """What a process computes with. All hosts of a run must have the same."""
+
+    sources: str  # digest of PEARL's own
+    versions: dict[str, str]  # of Python and of packages; "" = not installed
+    model: str = ""  # digest of the model's files; "" = its directory is not known there
+
+
 class Hello(msgspec.Struct, frozen=True, tag=True):
     """First message of a peer; nothing is sent to it before. Its identity is ``kind.slot.incarnation``."""
 
@@ -25,12 +33,14 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     pid: Count
     run_id: Name  # refused when it is not this run's; agents and admins that know no run leave it empty
     kv_address: Name = ""  # where a rollout worker takes KV, to be named as ``pair``; "" = it takes none
+    installation: Installation | None = None  # of agents and workers
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
     """Answer to a hello."""
 
     run_id: str
+    model_path: str = ""  # of the job: an agent of another host then reports what it has there
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
@@ -66,6 +76,7 @@ class AgentReport(msgspec.Struct, frozen=True, tag=True):
     num_cpus: Count
     memory_bytes: Count
     preemptible: bool = False  # all its GPUs may be reclaimed; else it is the coordinator's own host
+    model: str = ""  # digest of the job's model files there
 
 
 class Notice(msgspec.Struct, frozen=True, tag=True):
@@ -149,6 +160,8 @@ class GroupExited(msgspec.Struct, frozen=True, tag=True):
     reason: str
     log_tail: str
     counter: int | None = None  # last value of its counter file (pearl.runtime.mmap_counter), if it kept one
+    failure: str = ""  # the first error that ended a process of it, when there was one
+    is_final: bool = False  # no later try could succeed
 
 
 class StatusRequest(msgspec.Struct, frozen=True, tag=True):

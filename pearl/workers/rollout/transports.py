@@ -2,12 +2,10 @@
 
 import argparse
 
+from pearl.types import tcp_address
 from pearl.types.config import Config
 from pearl.workers.rollout.kv_transfer.transport import KvTransport
 from pearl.workers.weight_transfer.address import advertised_address
-
-LOOPBACK = "tcp://127."
-"""A coordinator there has all its workers on its own host."""
 
 
 def make_transport(config: Config, options: argparse.Namespace) -> KvTransport | None:
@@ -15,6 +13,12 @@ def make_transport(config: Config, options: argparse.Namespace) -> KvTransport |
     if config.elastic.pd == "colocated":
         return None
     name = f"rollout.{options.slot}.{options.incarnation}"
-    if options.address.startswith(LOOPBACK):
+    coordinator = tcp_address.parse(options.address)
+    if coordinator.is_loopback:  # it has all its workers on its own host
         return KvTransport("127.0.0.1", "127.0.0.1", name)
-    return KvTransport("0.0.0.0", advertised_address(None, peers_elsewhere=True), name)
+    is_ipv6 = coordinator.is_ipv6
+    return KvTransport(
+        "::" if is_ipv6 else "0.0.0.0",
+        advertised_address(None, peers_elsewhere=True, ipv6=is_ipv6),
+        name,
+    )

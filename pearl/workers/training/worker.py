@@ -22,6 +22,7 @@ import torch.distributed as dist
 import uvloop
 
 from pearl.runtime.vital_thread import VitalThread
+from pearl.types import tcp_address
 from pearl.types.comparison import Comparison
 from pearl.types.config import Config
 from pearl.types.messages.training import (
@@ -34,6 +35,7 @@ from pearl.types.messages.training import (
 )
 from pearl.types.weights import Snapshot
 from pearl.workers.allocator import return_large_blocks
+from pearl.workers.final_errors import final_errors
 from pearl.workers.model import resolve_device, use_one_thread
 from pearl.workers.training.checkpoint import CheckpointStore
 from pearl.workers.training.comparison import compare
@@ -52,7 +54,6 @@ log = logging.getLogger(__name__)
 LEAVE_LIMIT_S = 2.0
 """For the other ranks to hear that the world ends; after it they learn it from the closed connection."""
 MAX_WAITING = 8
-LOOPBACK = "tcp://127."
 
 
 class Rank:
@@ -82,9 +83,10 @@ class Rank:
             timeout=timedelta(seconds=self._config.runtime.train_timeout_s),
         )
         self.channel = ControlChannel()
-        self._trainer = Trainer(
-            self._config, self._options.vocabulary_size, device, self.checkpoints, self._progress
-        )
+        with final_errors():
+            self._trainer = Trainer(
+                self._config, self._options.vocabulary_size, device, self.checkpoints, self._progress
+            )
         self._residency = TrainingResidency(
             self._trainer, self.channel, device, self._config.elastic.verify_state
         )
@@ -96,10 +98,21 @@ class Rank:
         self._store = SnapshotStore(
             options.incarnation, self._rank, socket.gethostname(), weights.bucket_bytes
         )
-        has_peers_elsewhere = not options.address.startswith(LOOPBACK)
+        coordinator = tcp_address.parse(options.address)
+        has_peers_elsewhere = not coordinator.is_loopback
         if weights.transport == "link" or (weights.transport == "auto" and has_peers_elsewhere):
-            address = advertised_address(None, peers_elsewhere=True) if has_peers_elsewhere else "127.0.0.1"
-            self._links = LinkServer(self._store, address=address, deadline_s=weights.bucket_deadline_s)
+            is_ipv6 = coordinator.is_ipv6
+            address = (
+                advertised_address(None, peers_elsewhere=True, ipv6=is_ipv6)
+                if has_peers_elsewhere
+                else "127.0.0.1"
+            )
+            self._links = LinkServer(
+                self._store,
+                address=address,
+                deadline_s=weights.bucket_deadline_s,
+                bind_address="::" if is_ipv6 and has_peers_elsewhere else "0.0.0.0",
+            )
 
     def lead(self, command: Command) -> Reply | None:
         """On rank 0: have all ranks execute it."""
@@ -123,7 +136,8 @@ class Rank:
     def _begin(self, command: Begin) -> StartTrainingReply | None:
         metrics: dict[str, float] = {}
         if command.restore_step is None:
-            metrics = self._trainer.begin(command.lineage, command.demonstrations)
+            with final_errors():
+                metrics = self._trainer.begin(command.lineage, command.demonstrations)
             # What a world that dies before its first step comes back to; the warm start is not done twice.
             if not self._trainer.save():
                 raise ValueError(f"no checkpoint can be written to {self.checkpoints.root}; see the log")

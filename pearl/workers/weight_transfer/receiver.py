@@ -17,6 +17,7 @@ from typing import Literal, Self
 import torch
 import xxhash
 
+from pearl.types import tcp_address
 from pearl.types.error_text import error_text
 from pearl.types.weights import BucketSpec, Snapshot, SnapshotSource, Version
 from pearl.workers.weight_transfer.channel import (
@@ -83,10 +84,10 @@ class SourceLink:
 
     def __init__(self, key: LinkKey, address: str, deadline_s: float) -> None:
         self.key = key
-        host, _, port = address.rpartition(":")
         try:
-            connection = socket.create_connection((host, int(port)), timeout=deadline_s)
-        except OSError as error:
+            host, port = tcp_address.split(address)
+            connection = socket.create_connection((host, port), timeout=deadline_s)
+        except (OSError, ValueError) as error:
             raise SourceGoneError(f"source {key.source} at {address} cannot be reached: {error}") from error
         self.channel = Channel(connection)
         try:

@@ -19,6 +19,7 @@ import msgspec
 import torch
 from torch._C._distributed_c10d import Store, TCPStore
 
+from pearl.types import tcp_address
 from pearl.types.weights import BucketSpec, Version
 from pearl.workers.weight_transfer import threads
 from pearl.workers.weight_transfer.channel import (
@@ -79,11 +80,11 @@ class LinkServer:
         self._count = 0
         self._closed = False
         self._listener = listen(bind_address)
-        self._store_host = "127.0.0.1" if bind_address == "0.0.0.0" else bind_address
+        self._store_host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bind_address, bind_address)
         self._rendezvous, self._store_port = host_store(
             bind_address, self._store_host, timedelta(seconds=deadline_s)
         )
-        self.address = f"{address}:{self._listener.getsockname()[1]}"
+        self.address = tcp_address.join(address, self._listener.getsockname()[1])
         store.link_address = self.address
         threads.start("link server", self._accept)
         _live.add(self)
@@ -289,10 +290,13 @@ class PushSession:
 
 def listen(address: str) -> socket.socket:
     """A listening socket on a port that the system chose: never probed, so nobody can take it in between."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.bind((address, 0))
-    listener.listen(MAX_LINKS)
-    return listener
+    is_ipv6 = ":" in address
+    return socket.create_server(
+        (address, 0),
+        family=socket.AF_INET6 if is_ipv6 else socket.AF_INET,
+        backlog=MAX_LINKS,
+        dualstack_ipv6=is_ipv6,
+    )
 
 
 def host_store(bind_address: str, address: str, timeout: timedelta) -> tuple[Store, int]:

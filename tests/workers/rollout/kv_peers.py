@@ -126,12 +126,14 @@ class FakeEngine:
 
 
 @asynccontextmanager
-async def engines(count: int, limits: KvLimits | None = None) -> AsyncIterator[list[FakeEngine]]:
+async def engines(
+    count: int, limits: KvLimits | None = None, host: str = "127.0.0.1"
+) -> AsyncIterator[list[FakeEngine]]:
     found = []
     for index in range(count):
         engine = FakeEngine()
         engine.landing.set()
-        engine.transport = KvTransport("127.0.0.1", "127.0.0.1", f"rollout.{index}.1", limits)
+        engine.transport = KvTransport(host, host, f"rollout.{index}.1", limits)
         engine.transport.start(engine)
         found.append(engine)
     try:

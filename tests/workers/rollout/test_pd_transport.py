@@ -57,6 +57,15 @@ async def test_either_half_may_be_first_and_what_is_cached_is_not_sent() -> None
         assert 2 not in sink.landed
 
 
+async def test_pages_travel_over_ipv6() -> None:
+    async with engines(2, host="::1") as (source, sink):
+        assert address_of(sink).startswith("[::1]:")
+        sink.expect(1)
+        source.begin(1, address_of(sink), 50)
+        assert await sink.outcome(1) == "landed"
+        assert (np.concatenate(sink.landed[1]) == kv(0, 50)).all()
+
+
 async def test_a_slow_engine_bounds_what_is_on_the_way_and_hurts_no_other_peer() -> None:
     window, chunk_bytes = 4096 * WIDTH, 1024 * WIDTH
     limits = replace(KvLimits(), chunk_bytes=chunk_bytes, window_bytes=window)

@@ -1,12 +1,17 @@
+import ipaddress
+
 import pytest
 
 from pearl.workers.weight_transfer import address
 from pearl.workers.weight_transfer.address import advertised_address
 
+FOUR = {"lo": "127.0.0.1", "eth0": "10.0.0.7"}
+SIX = {"lo": "::1", "eth0": "fd00::7"}
+
 
 @pytest.fixture(autouse=True)
 def _two_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(address, "addresses", lambda: {"lo": "127.0.0.1", "eth0": "10.0.0.7"})
+    monkeypatch.setattr(address, "addresses", lambda ipv6=False: SIX if ipv6 else FOUR)
 
 
 def test_nw_03_a_real_interface_gives_its_address() -> None:
@@ -26,7 +31,14 @@ def test_nw_03_lists_exclusions_and_unknown_names_are_refused(interface: str) ->
 
 
 def test_nw_03_no_route_and_peers_elsewhere_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(address, "default_route_address", lambda: "127.0.0.1")
+    monkeypatch.setattr(address, "default_route_address", lambda ipv6=False: "127.0.0.1")
     assert advertised_address(None, peers_elsewhere=False) == "127.0.0.1"
     with pytest.raises(ValueError, match="of the default route"):
         advertised_address(None, peers_elsewhere=True)
+
+
+def test_an_ipv6_address_is_given_where_hosts_meet_by_ipv6() -> None:
+    assert address.interface_address("lo", ipv6=True) == "::1"
+    with pytest.raises(ValueError, match="no interface 'none' with an IPv6 address"):
+        address.interface_address("none", ipv6=True)
+    assert ipaddress.ip_address(address.default_route_address(ipv6=True)).version == 6

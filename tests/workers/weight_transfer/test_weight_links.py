@@ -217,6 +217,17 @@ def test_ws_12_the_bucket_size_does_not_change_what_arrives(transport: str) -> N
     assert len(checksums) == 1
 
 
+@pytest.mark.parametrize("bind_address", ["::1", "::"])
+def test_weights_travel_over_ipv6(bind_address: str, local_receiver: Receiver) -> None:
+    with contextlib.closing(SnapshotStore(1, 0, "here", BUCKET_BYTES)) as store:
+        server = LinkServer(store, bind_address=bind_address, address="::1", deadline_s=2 * DEADLINE_S)
+        with contextlib.closing(server):
+            assert server.address.startswith("[::1]:")
+            snapshot = store.publish(Version(0, 1), weights(1))
+            with local_receiver.receive(snapshot, transport="link", deadline_s=5.0) as received:
+                assert received_checksum(received) == snapshot.checksum
+
+
 def test_joining_and_leaving_does_not_touch_the_links_of_others(
     source: Source, start_receiver: Callable[[int], ReceiverProcess]
 ) -> None:

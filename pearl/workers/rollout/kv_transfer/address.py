@@ -3,6 +3,7 @@ port is not taken for it."""
 
 from typing import NamedTuple
 
+from pearl.types import tcp_address
 from pearl.workers.rollout.kv_transfer.errors import KvTransferError
 
 
@@ -12,13 +13,16 @@ class KvAddress(NamedTuple):
     token: str
 
     def __str__(self) -> str:
-        return f"{self.host}:{self.port}/{self.token}"
+        return f"{tcp_address.join(self.host, self.port)}/{self.token}"
 
 
 def parse(address: str) -> KvAddress:
     """Raises KvTransferError when it is no address."""
     place, _, token = address.partition("/")
-    host, _, port = place.rpartition(":")
-    if not host or not token or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+    try:
+        host, port = tcp_address.split(place)
+    except ValueError:
+        host, port = "", 0
+    if not port or not token:
         raise KvTransferError(f"pair = {address!r} is no KV address host:port/token")
-    return KvAddress(host, int(port), token)
+    return KvAddress(host, port, token)

@@ -25,7 +25,8 @@ class Connection:
 
     @classmethod
     async def open(cls, host: str, port: int, limit_s: float) -> Self:
-        connecting = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        connecting = socket.socket(family, socket.SOCK_STREAM)
         connecting.setblocking(False)
         try:
             async with _limited(limit_s, f"reaching {host}:{port}"):

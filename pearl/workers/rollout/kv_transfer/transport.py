@@ -47,7 +47,12 @@ class KvTransport:
         """``host`` is what others reach this one by; ``name`` what they call it."""
         self.limits = limits or KvLimits()
         self._name = name
-        self._listener = socket.create_server((bind_host, 0), backlog=self.limits.max_strangers)
+        self._listener = socket.create_server(
+            (bind_host, 0),
+            family=socket.AF_INET6 if ":" in bind_host else socket.AF_INET,
+            backlog=self.limits.max_strangers,
+            dualstack_ipv6=":" in bind_host,
+        )
         self._listener.setblocking(False)
         self.address = KvAddress(host, self._listener.getsockname()[1], secrets.token_hex(8))
         self._thread = VitalThread(target=self._run, name="kv-transport", daemon=True)

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from pearl.runtime import mmap_counter
+from pearl.types import tcp_address
 from pearl.types.config import Config
 from pearl.workers.model import resolve_device
 from pearl.workers.rollout.comparison import EngineComparison
@@ -18,7 +19,6 @@ from pearl.workers.rollout.sglang.model_files import write_model
 from pearl.workers.rollout.sglang.pair_rendezvous import PairRendezvous
 from pearl.workers.rollout.sglang.server import Server
 from pearl.workers.rollout.sglang.settings import settings_of
-from pearl.workers.rollout.transports import LOOPBACK
 from pearl.workers.weight_transfer.address import advertised_address
 from pearl.workers.weight_transfer.receiver import Receiver
 
@@ -65,6 +65,6 @@ def work_directory() -> Path:
 
 def _hosts(coordinator: str) -> tuple[str, str]:
     """(where others reach this worker, what it listens at)."""
-    if coordinator.startswith(LOOPBACK):
+    if tcp_address.parse(coordinator).is_loopback:
         return "127.0.0.1", "127.0.0.1"
     return advertised_address(None, peers_elsewhere=True), "0.0.0.0"
