@@ -112,7 +112,7 @@ def _close(run_dir: Path) -> None:
 
 
 def would_start(config: Config, run_dir: Path, resume: bool) -> str:
-    """What ``--dry-run`` says after the settings: comments, so that the whole stays a TOML file."""
+    """Return what ``--dry-run`` prints after the settings: comments, so that the whole stays a TOML file."""
     rollout, training, environment = config.rollout, config.training, config.environment
     prompts = config.data.batch_size // config.data.group_size
     lines = [

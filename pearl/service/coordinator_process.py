@@ -78,7 +78,7 @@ def run(config: Config, run_dir: Path, *, resume: bool) -> int:
 
 @contextmanager
 def _stop_signals_last() -> Iterator[None]:
-    """What comes while the event loop and its handlers go waits until there are others."""
+    """Hold back stop signals while the event loop and its handlers go, until there are others."""
     try:
         yield
     finally:
@@ -278,8 +278,8 @@ def _check_model(config: Config) -> None:
 
 
 def load_trace(config: Config, say: Callable[[str], None]) -> list[TraceEvent]:
-    """Of elastic.trace, as far as the preemptible GPUs of this host go where it has any. ValueError when it cannot be
-    used, with file and line."""
+    """Load elastic.trace, limited to the preemptible GPUs of this host where it has any. ValueError when it cannot
+    be used."""
     elastic = config.elastic
     if not elastic.trace:
         return []
@@ -298,7 +298,7 @@ def load_trace(config: Config, say: Callable[[str], None]) -> list[TraceEvent]:
 
 
 def how_to_join(address: str) -> str:
-    """For hosts that can reach ``address``, on which we listen."""
+    """Return how other hosts that can reach ``address`` join."""
     where = tcp_address.parse(address)
     host = where.host
     if where.ip is not None and where.ip.is_unspecified:
@@ -338,7 +338,8 @@ def _can_listen(family: int, where: tuple[Any, ...]) -> bool:
 
 
 def _needed_fds(config: Config) -> int:
-    """Of the coordinator: a connection a worker and its files, with plenty to spare."""
+    """Return the file descriptors that the coordinator needs: a connection a worker and its files, with plenty to
+    spare."""
     return 256 + 8 * (config.rollout.num_workers + config.training.num_ranks + config.environment.num_workers)
 
 

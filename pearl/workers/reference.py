@@ -143,7 +143,7 @@ def some_positions(first: int, end: int) -> list[int]:
 
 
 def complaint(part: str, config: ModelConfig, found: Sequence[Gaps]) -> str:
-    """What is wrong with the log-probs of ``part``; "" = they are those of transformers."""
+    """Return what is wrong with the log-probs of ``part``; "" means they are those of transformers."""
     limit = MAX_MEAN_GAPS[config.dtype]
     mean, largest = statistics(found)
     if mean <= limit and largest <= MAX_GAP_FACTOR * limit:
