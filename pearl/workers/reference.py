@@ -22,8 +22,8 @@ from pearl.workers.weight_transfer.checksum import canonical_tensors
 
 MAX_MEAN_GAPS = {"float32": 5e-5, "bfloat16": 0.1}
 """Nats, over all tokens of a comparison. Rounding makes about 1e-6 and 1e-2."""
-MAX_GAP_FACTOR = 10
-"""Of a single token over the mean."""
+MAX_GAPS = {"float32": 5e-4, "bfloat16": float("inf")}
+"""Of a single token. In bfloat16 a router now and then chooses another expert: several nats, and nothing is wrong."""
 MAX_POSITIONS = 64
 """That are compared of one sequence."""
 PROMPT_SEED = 20260101
@@ -146,7 +146,7 @@ def complaint(part: str, config: ModelConfig, found: Sequence[Gaps]) -> str:
     """What is wrong with the log-probs of ``part``; "" = they are those of transformers."""
     limit = MAX_MEAN_GAPS[config.dtype]
     mean, largest = statistics(found)
-    if mean <= limit and largest <= MAX_GAP_FACTOR * limit:
+    if mean <= limit and largest <= MAX_GAPS[config.dtype]:
         return ""
     worst = max(found, key=lambda gaps: _largest(gaps.values()))
     values = worst.values()
