@@ -64,7 +64,7 @@ class Coordinator:
         """When a Tick is due; None = only when something else happens."""
         if self.finished:
             return None
-        deadline, wakeup = self._rollout.dispatcher.next_deadline(), self._elastic.next_wakeup()
+        deadline, wakeup = self._rollout.next_deadline(), self._elastic.next_wakeup()
         if deadline is None or wakeup is None:
             return wakeup if deadline is None else deadline
         return min(deadline, wakeup)

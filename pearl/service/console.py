@@ -4,6 +4,7 @@ import logging
 from typing import TextIO, assert_never
 
 from pearl.types.config import ElasticConfig
+from pearl.types.error_text import without_surrogates
 from pearl.types.reports import (
     AnyReport,
     ComparisonReport,
@@ -38,7 +39,7 @@ class Console:
         if self._stream is None:
             return
         try:
-            self._stream.write(line + "\n")
+            self._stream.write(without_surrogates(line) + "\n")
             self._stream.flush()
         except (BrokenPipeError, ValueError):
             self._stream = None

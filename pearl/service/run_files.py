@@ -22,6 +22,7 @@ from pearl.core.elastic.profile_file import write_profile
 from pearl.service.result_file import ResultFile
 from pearl.types.commands import Report
 from pearl.types.config import Config
+from pearl.types.error_text import without_surrogates
 from pearl.types.profile import Profile
 from pearl.types.reports import line_of
 from pearl.types.trajectory import TrajectoryRecord
@@ -144,7 +145,10 @@ class RunFiles:
 
 def strict_json(values: Any) -> bytes:
     """JSON that any strict reader takes: msgspec writes null for a number that is not finite."""
-    return msgspec.json.encode(values)
+    try:
+        return msgspec.json.encode(values)
+    except UnicodeEncodeError:  # a lone surrogate, as in the name of a file that is not UTF-8
+        return msgspec.json.encode(without_surrogates(values))
 
 
 def replace_file(path: Path, data: bytes) -> None:

@@ -118,6 +118,7 @@ class EpisodeFailed(Event, frozen=True):
     trajectory: TrajectoryId
     kind: EnvironmentFailure
     reason: str
+    charged: bool = True  # False: its worker died, and by the evidence not of this trajectory
 
 
 class TrainerReady(Event, frozen=True):

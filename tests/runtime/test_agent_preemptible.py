@@ -342,7 +342,7 @@ async def test_pl_05_the_command_gives_notice_on_a_signal_and_exits_0() -> None:
             '--host "local": cannot be the name of a host that joins',
         ),
         (["--coordinator", "h:1", "--host", "a/b"], '--host "a/b": cannot be'),
-        (["--coordinator", "h:1", "--virtual-gpus", "0"], "--virtual-gpus 0: give a number from 1"),
+        (["--coordinator", "h:1", "--virtual-gpus", "0"], "--virtual-gpus: 0: give a whole number from 1"),
         (["--coordinator", "h:1"], "this host has no GPU to offer; --virtual-gpus N offers stand-ins"),
     ],
 )

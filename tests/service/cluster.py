@@ -96,6 +96,10 @@ class Node:
             self.cluster.kill(name)
 
 
+async def ignore(message: Any) -> None:
+    """Nobody tells an admin anything that matters."""
+
+
 async def at_once(worker: FakeRollout) -> None:
     """Do not delay a release."""
 
@@ -161,6 +165,9 @@ class Cluster:
         self.agent = self.make_peer(
             "agent", 0, 1, control.ControlMessage, self._handle, lambda: control.Heartbeat(0)
         )
+        self.admin = self.make_peer(
+            "admin", 1, 1, control.ControlMessage, ignore, lambda: control.Heartbeat(0)
+        )
         self._launched.set()
 
     async def report(self) -> control.AgentReport:
@@ -187,10 +194,11 @@ class Cluster:
         async with asyncio.TaskGroup() as group:
             self._group = group
             group.create_task(self._tell_report())
+            admin = group.create_task(self.admin.run(), name="admin")
             await self.agent.run()
             if self._nodes:
                 await asyncio.wait(self._nodes, timeout=0.2)  # they are told to end, too
-            for task in [*self._tasks.values(), *self._nodes]:
+            for task in [*self._tasks.values(), *self._nodes, admin]:
                 task.cancel()
         self._over.set()
 

@@ -86,6 +86,31 @@ async def test_a_dead_environment_worker_is_replaced_and_its_episodes_replayed(t
     assert life.cluster.replayed > 0
 
 
+async def test_a_task_that_kills_its_environment_worker_is_named_and_its_neighbours_are_not_charged(
+    tmp_path: Path,
+) -> None:
+    """Task 1's trajectories are masked, and no others; the run goes on, with a bounded number of new workers."""
+    first = small_config().data.group_size  # of task 1; a group has one task
+    killers = range(first, 2 * first)
+
+    def prepare(cluster: Cluster) -> None:
+        def die(step: environment.StepEpisode) -> None:
+            if step.trajectory in killers:
+                cluster.kill(max(name for name in cluster.groups if name.startswith("environment.")))
+
+        cluster.on_step = die
+
+    config = small_config()
+    limits = msgspec.structs.replace(config.environment, max_failures=1)
+    life = await run_whole(tmp_path, msgspec.structs.replace(config, environment=limits), prepare)
+    lines = (tmp_path / "trajectories.jsonl").read_text().splitlines()
+    records = [record for record in map(msgspec.json.decode, lines) if not record["discarded"]]
+    masked = {record["trajectory"] for record in records if record["outcome"] == "infrastructure"}
+    assert masked == set(killers)
+    assert "under task 1 (train)" in life.stream.getvalue()
+    assert sum(name.startswith("environment.") for name in life.cluster.started) <= 6
+
+
 async def test_a_dead_trainer_restarts_from_its_checkpoint(tmp_path: Path) -> None:
     def prepare(cluster: Cluster) -> None:
         cluster.on_step = once(lambda: cluster.kill("training.0.1"), at=50)
@@ -303,7 +328,7 @@ async def test_status_is_answered_while_the_run_goes_on(tmp_path: Path) -> None:
         async def handle(self, message: Any) -> Any:
             if isinstance(message, environment.StepEpisode) and not answers:
                 answers.append(None)
-                answers[0] = await self.peer.call(control.StatusRequest(), deadline_s=5)
+                answers[0] = await self.cluster.admin.call(control.StatusRequest(), deadline_s=5)
             return await super().handle(message)
 
     answers: list[Any] = []

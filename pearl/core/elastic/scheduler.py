@@ -372,24 +372,28 @@ class ElasticScheduler:
         hosts: dict[str, list[GpuId]] = {}
         for row in free:
             hosts.setdefault(row.host, []).append(row.gpu)
-        found: list[WorkerRow] = []
-        for gpus in hosts.values():
-            for first in range(0, len(gpus) - size + 1, size):
-                found.append(self._slot_for(tuple(gpus[first : first + size]), found))
-        return found
+        empty = self._empty_slots()
+        return [
+            self._slot_for(tuple(gpus[first : first + size]), empty)
+            for gpus in hosts.values()
+            for first in range(0, len(gpus) - size + 1, size)
+        ]
 
-    def _slot_for(self, gpus: tuple[GpuId, ...], taken: list[WorkerRow]) -> WorkerRow:
-        """The slot that had these GPUs before, an empty one whose GPUs are gone, or a new one."""
-        empty = [r for r in self._table.rows.values() if r.status == "gone" and r.zone == "dedicated"]
-        empty = [r for r in empty if r not in taken and self._zone(r) == "preemptible"]
-        for row in empty:
-            if row.gpus == gpus:
-                return row
-        for row in empty:
+    def _empty_slots(self) -> dict[Slot, WorkerRow]:
+        """Those of preemptible workers that are gone."""
+        rows = (row for row in self._table.rows.values() if row.status == "gone" and row.zone == "dedicated")
+        return {row.slot: row for row in rows if self._zone(row) == "preemptible"}
+
+    def _slot_for(self, gpus: tuple[GpuId, ...], empty: dict[Slot, WorkerRow]) -> WorkerRow:
+        """Take out of ``empty`` the slot that had these GPUs before, or one whose GPUs are gone; else a new one."""
+        same = next((row for row in empty.values() if row.gpus == gpus), None)
+        if same is not None:
+            return empty.pop(same.slot)
+        for row in empty.values():
             if not any(self._gpus_table.rows[gpu].usable for gpu in row.gpus):
                 row.gpus = gpus
                 row.failures.clear()
-                return row
+                return empty.pop(row.slot)
         return self._table.add(gpus)
 
     def next_wakeup(self) -> float | None:

@@ -99,10 +99,15 @@ class ProcessManager:
         if process is not None and not process.greeted.done():
             process.greeted.set_result(hello)
 
-    def on_exit(self, told: GroupExited) -> None:
+    def on_exit(self, agent: str, told: GroupExited) -> None:
+        """Of the groups that this agent was asked to start, one is gone."""
         process = self._lifecycle.get(told.group)
-        if process is not None and not process.exited.done():
-            process.exited.set_result(told)
+        if process is None or process.exited.done():
+            return
+        if process.agent != agent:
+            log.warning("%s says that %s has ended, which is another agent's", agent, told.group)
+            return
+        process.exited.set_result(told)
 
     def terminate(self, name: str, reason: str) -> None:
         """The process of that name, if there is one."""

@@ -1,8 +1,16 @@
 """Messages every peer speaks: hello, heartbeat, shutdown, and those of the node agent."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
+
+MAX_HOST_GPUS = 1024
+"""Of one host: what says that it has more is mistaken."""
+MAX_RUN_GPUS = 1 << 16
+"""Of all hosts of a run."""
+Name = Annotated[str, Meta(max_length=512)]
+Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 PeerKind = Literal["agent", "rollout", "training", "environment", "admin"]
 
@@ -19,12 +27,12 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     """First message of a peer; nothing is sent to it before. Its identity is ``kind.slot.incarnation``."""
 
     kind: PeerKind
-    slot: int
-    incarnation: int
-    host: str
-    pid: int
-    run_id: str  # refused when it is not this run's; agents and admins that know no run leave it empty
-    kv_address: str = ""  # where a rollout worker takes KV, to be named as ``pair``; "" = it takes none
+    slot: Count
+    incarnation: Count
+    host: Name
+    pid: Count
+    run_id: Name  # refused when it is not this run's; agents and admins that know no run leave it empty
+    kv_address: Name = ""  # where a rollout worker takes KV, to be named as ``pair``; "" = it takes none
     installation: Installation | None = None  # of agents and workers
 
 
@@ -54,8 +62,8 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
 
 
 class Gpu(msgspec.Struct, frozen=True, array_like=True):
-    gpu: str  # host/index
-    memory_bytes: int
+    gpu: Name  # host/index
+    memory_bytes: Count
     virtual: bool
 
 
@@ -63,10 +71,10 @@ class AgentReport(msgspec.Struct, frozen=True, tag=True):
     """What a node agent's host offers, once after its hello: told by the agent of the coordinator's own host, asked by
     one of another host, whose answer is an Ack or an error that says why it is not taken."""
 
-    host: str
-    gpus: tuple[Gpu, ...]
-    num_cpus: int
-    memory_bytes: int
+    host: Name
+    gpus: Annotated[tuple[Gpu, ...], Meta(max_length=MAX_HOST_GPUS)]
+    num_cpus: Count
+    memory_bytes: Count
     preemptible: bool = False  # all its GPUs may be reclaimed; else it is the coordinator's own host
     model: str = ""  # digest of the job's model files there
 
@@ -74,7 +82,7 @@ class AgentReport(msgspec.Struct, frozen=True, tag=True):
 class Notice(msgspec.Struct, frozen=True, tag=True):
     """An agent announces that its host will be taken away: the run must be off it within the grace."""
 
-    grace_s: float
+    grace_s: Annotated[float, Meta(ge=0, le=86_400)]
     reason: str
 
 
@@ -96,9 +104,9 @@ class Preempt(msgspec.Struct, frozen=True, tag=True):
     or an error that says what is wrong; nothing is done in part."""
 
     action: Literal["arrive", "reclaim"]
-    gpus: tuple[str, ...] = ()
-    count: int = 0
-    grace_s: float = 30.0
+    gpus: Annotated[tuple[Name, ...], Meta(max_length=MAX_RUN_GPUS)] = ()
+    count: Annotated[int, Meta(ge=0, le=MAX_RUN_GPUS)] = 0
+    grace_s: Annotated[float, Meta(ge=0, le=86_400)] = 30.0
 
 
 class PreemptReply(msgspec.Struct, frozen=True, tag=True):

@@ -11,7 +11,6 @@ import os
 import queue
 import socket
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -22,6 +21,7 @@ import torch
 import torch.distributed as dist
 import uvloop
 
+from pearl.runtime.vital_thread import VitalThread
 from pearl.types import tcp_address
 from pearl.types.comparison import Comparison
 from pearl.types.config import Config
@@ -193,7 +193,7 @@ class WorkThread:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._queue: queue.Queue[tuple[Callable[[], Any], asyncio.Future[Any]]] = queue.Queue(MAX_WAITING)
-        threading.Thread(target=self._work, name="training", daemon=True).start()
+        VitalThread(target=self._work, name="training", daemon=True).start()
 
     def start(self, call: Callable[[], Any]) -> asyncio.Future[Any]:
         """Queue a call; the service has at most one command and one start under way, so there is room."""
@@ -206,7 +206,7 @@ class WorkThread:
             call, future = self._queue.get()
             try:
                 result = call()
-            except Exception as error:  # noqa: BLE001  it belongs to whoever awaits the future
+            except (Exception, SystemExit) as error:  # noqa: BLE001  it belongs to whoever awaits the future
                 self._loop.call_soon_threadsafe(_fail, future, error)
             else:
                 self._loop.call_soon_threadsafe(_finish, future, result)
@@ -217,8 +217,14 @@ def _finish(future: asyncio.Future[Any], result: Any) -> None:
         future.set_result(result)
 
 
-def _fail(future: asyncio.Future[Any], error: Exception) -> None:
-    if not future.done():
+def _fail(future: asyncio.Future[Any], error: Exception | SystemExit) -> None:
+    if future.done():
+        return
+    if isinstance(error, SystemExit):  # of a library: it would end the loop, and the reason with it
+        wrapped = RuntimeError(f"the work ended with SystemExit({error.code})")
+        wrapped.__cause__ = error
+        future.set_exception(wrapped)
+    else:
         future.set_exception(error)
 
 
