@@ -42,7 +42,15 @@ class EnvironmentService:
         self._check = ResponseValidator(
             self._spec, config.rollout.max_context_tokens, limits.max_observation_tokens
         )
-        self.episodes = Episodes(environment, self._spec, self._check, self._thread, limits, max_open)
+        self.episodes = Episodes(
+            environment,
+            self._spec,
+            self._check,
+            self._thread,
+            limits,
+            max_open,
+            config.rollout.trajectory_deadline_s,
+        )
 
     def start(self) -> None:
         self._thread.start()

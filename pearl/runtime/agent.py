@@ -14,6 +14,7 @@ import psutil
 import uvloop
 
 from pearl.runtime import gpus, parent_death
+from pearl.runtime.installation import installation
 from pearl.runtime.node_agent import NodeAgent
 from pearl.runtime.preemptible_agent import JoinOptions, PreemptibleAgent
 from pearl.runtime.rpc_client import RpcClient
@@ -86,7 +87,15 @@ def make_report(
 async def serve(options: argparse.Namespace, report: AgentReport) -> str:
     agent = NodeAgent(report, options.lease_s, adopts_orphans=adopt_orphans())
     watch_signals(agent.leave)
-    hello = Hello("agent", options.slot, options.incarnation, options.host, os.getpid(), options.run_id)
+    hello = Hello(
+        "agent",
+        options.slot,
+        options.incarnation,
+        options.host,
+        os.getpid(),
+        options.run_id,
+        installation=installation(),
+    )
     peer = RpcClient(
         options.address,
         hello=hello,

@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from pearl.runtime.errors import PeerGoneError, RefusedError, RemoteError
+from pearl.runtime.installation import model_digest
 from pearl.runtime.orphans import Orphans
 from pearl.runtime.process_group import ProcessGroup
 from pearl.types.messages.control import (
@@ -53,12 +54,19 @@ class Connection(Protocol):
         """Known once it is let in."""
 
     @property
+    def model_path(self) -> str:
+        """Of the job, known once it is let in; "" = it does not matter."""
+
+    @property
     def has_joined(self) -> bool:
         """Whether it was let in, whatever happened then."""
 
     @property
     def was_shut_down(self) -> bool:
         """Whether it ended because the coordinator said so."""
+
+    async def wait_joined(self) -> None:
+        """Wait until it is let in, or has ended."""
 
     async def run(self) -> str:
         """Until told to shut down, dropped, or the coordinator has been silent for the lease; returns which.
@@ -200,7 +208,12 @@ class NodeAgent:
             await self._notify(self._report)
             return
         try:
-            await connection.call(self._report, deadline_s=self._lease_s)
+            report = self._report
+            await connection.wait_joined()
+            if connection.model_path:
+                model = await asyncio.to_thread(model_digest, connection.model_path)
+                report = msgspec.structs.replace(report, model=model)
+            await connection.call(report, deadline_s=self._lease_s)
         except RemoteError as error:
             self.leave(error.text, "refused")
         except TimeoutError:
@@ -264,7 +277,12 @@ class NodeAgent:
         del self._groups[name]
         await self._orphans.end(self._groups.values())
         log.info("group %s is gone: %s", name, exit_.reason)
-        await self._notify(GroupExited(name, exit_.code, exit_.reason, exit_.log_tail, exit_.counter))
+        told = GroupExited(name, exit_.code, exit_.reason, exit_.log_tail, exit_.counter)
+        if exit_.failure is not None:
+            told = msgspec.structs.replace(
+                told, failure=exit_.failure.reason, is_final=exit_.failure.is_final
+            )
+        await self._notify(told)
 
     async def _notify(self, message: AgentReport | GroupExited | Notice | Leaving) -> None:
         assert self._connection is not None

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from pearl.runtime.installation import installation
 from pearl.runtime.node_agent import NodeAgent
 from pearl.runtime.rpc_client import RpcClient
 from pearl.runtime.signals import watch_signals
@@ -130,7 +131,15 @@ class PreemptibleAgent:
         terms = self._terms
         return RpcClient(
             terms.address,
-            hello=Hello("agent", self._slot, incarnation, self._report.host, os.getpid(), self._run_id),
+            hello=Hello(
+                "agent",
+                self._slot,
+                incarnation,
+                self._report.host,
+                os.getpid(),
+                self._run_id,
+                installation=installation(),
+            ),
             messages=ControlMessage,
             handler=agent.handle,
             heartbeat=agent.heartbeat,

@@ -50,7 +50,7 @@ EXPLAINED = (RunFailedError, AgentFailedError, DamagedError, ValueError, OSError
 
 
 def run(config: Config, run_dir: Path, *, resume: bool) -> int:
-    """Run or resume the job. The exit code: 0 done, 1 failed, 2 asked wrongly, 128 + N stopped by signal N."""
+    """Run or resume the job. The exit code: 0 done, 1 failed, 2 usage error, 128 + N stopped by signal N."""
     exit_on_stop_signals()
     console = Console(sys.stdout, config.rollout.num_workers)
     try:

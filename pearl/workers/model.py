@@ -1,17 +1,20 @@
 """Builds the policy: the built-in random "tiny-qwen3", or any ``transformers`` causal LM from a directory.
 
-Trainer and engines build from here, so that both hold the same tensors (``links.checksum.canonical_tensors``).
+Trainer and engines build from here, so that both hold the same tensors (``canonical_tensors``).
 """
 
-from functools import partial
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, Qwen3Config
 
 from pearl.types.config import ModelConfig
-from pearl.workers.architecture.dtypes import cast_parameters
+from pearl.workers.architecture.dtypes import ServedDtypes, cast_persistent_buffers
+from pearl.workers.weight_source import RandomWeights, WeightSource, load_whole, open_directory
+from pearl.workers.weight_transfer.checksum import canonical_tensors
 
 TINY_MODEL = "tiny-qwen3"
 TINY_MAX_POSITIONS = 32768  # rotary positions are computed, not stored: a high limit costs nothing
@@ -39,19 +42,92 @@ def resolve_device(config: ModelConfig, index: int = 0) -> torch.device:
     return torch.device("cuda", index % torch.cuda.device_count())
 
 
-def build_model(config: ModelConfig, vocabulary_size: int, seed: int | None) -> PreTrainedModel:
-    """The model of ``config``, on the CPU, in its dtype and in evaluation mode.
+def build_model(config: ModelConfig, vocabulary_size: int, seed: int) -> PreTrainedModel:
+    """The model of ``config`` with its first weights, on the CPU, in its dtype and in evaluation mode.
 
     Args:
         vocabulary_size: ids that must have a row; exact for the built-in model, a minimum for a directory.
-        seed: of the built-in model's weights; None when they are to be replaced anyway.
+        seed: of the built-in model's weights.
 
     Raises:
         ValueError: the settings name no model, or one that is too small for the vocabulary.
     """
-    dtype: torch.dtype = getattr(torch, config.dtype)
-    build = partial(_build_tiny, vocabulary_size, seed) if config.path == TINY_MODEL else _load
-    model = build(config, dtype)
+    if config.path == TINY_MODEL:
+        model = build_empty(config, vocabulary_size)
+        source = first_weights(config, model, seed)
+        for name, tensor in canonical_tensors(model):
+            tensor.copy_(source.rows(name, 0, len(tensor)))
+        return model
+    return _checked(_load(config), config, vocabulary_size)
+
+
+def build_empty(config: ModelConfig, vocabulary_size: int) -> PreTrainedModel:
+    """As ``build_model``, with zeros for weights that are replaced anyway. Reads and computes none.
+
+    Raises:
+        ValueError: as ``build_model``.
+    """
+    model = build_shapes(config, vocabulary_size)
+    served = ServedDtypes(model, getattr(torch, config.dtype))
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+
+    def materialize(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_meta:
+            return tensor
+        return torch.zeros(tensor.shape, dtype=served.of(names[id(tensor)], tensor))
+
+    # A module that replaced its parameters would untie what is one tensor under several names.
+    replaced: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) not in replaced:
+                replaced[id(parameter)] = nn.Parameter(materialize(parameter))
+            setattr(module, name, replaced[id(parameter)])
+    cast_persistent_buffers(model, served)
+    return model
+
+
+def build_shapes(config: ModelConfig, vocabulary_size: int) -> PreTrainedModel:
+    """The model of ``config`` in float32 and evaluation mode, its parameters on no device, its buffers on the CPU.
+
+    Raises:
+        ValueError: as ``build_model``.
+    """
+    if config.path == TINY_MODEL:
+        settings: PreTrainedConfig = _tiny_settings(config, vocabulary_size)
+    else:
+        _check_directory(config)
+        settings = AutoConfig.from_pretrained(config.path, local_files_only=True, trust_remote_code=False)
+    with parameters_on_meta():
+        model = AutoModelForCausalLM.from_config(settings, dtype=torch.float32)  # type: ignore[no-untyped-call]
+    return _checked(model, config, vocabulary_size)
+
+
+@contextlib.contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """Parameters that modules get meanwhile have shapes and no memory. Buffers, which a module computes, are real."""
+    plain = nn.Module.register_parameter
+
+    def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and not parameter.is_meta:
+            parameter = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+        plain(module, name, parameter)
+
+    nn.Module.register_parameter = register  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = plain  # type: ignore[method-assign]
+
+
+def first_weights(config: ModelConfig, model: PreTrainedModel, seed: int) -> WeightSource:
+    """What ``model``, made by ``build_shapes`` or ``build_empty`` and not sharded yet, begins with."""
+    if config.path == TINY_MODEL:
+        return RandomWeights(model, seed, config.initializer_range)
+    return open_directory(Path(config.path), model)
+
+
+def _checked(model: PreTrainedModel, config: ModelConfig, vocabulary_size: int) -> PreTrainedModel:
     rows = vocabulary_rows(model)
     if rows < vocabulary_size:
         raise ValueError(
@@ -69,10 +145,8 @@ def vocabulary_rows(model: PreTrainedModel) -> int:
     return weight.shape[0]
 
 
-def _build_tiny(
-    vocabulary_size: int, seed: int | None, config: ModelConfig, dtype: torch.dtype
-) -> PreTrainedModel:
-    settings = Qwen3Config(
+def _tiny_settings(config: ModelConfig, vocabulary_size: int) -> Qwen3Config:
+    return Qwen3Config(
         vocab_size=vocabulary_size,
         hidden_size=config.hidden_size,
         intermediate_size=config.ffn_size,
@@ -87,32 +161,16 @@ def _build_tiny(
         eos_token_id=None,
         pad_token_id=None,
     )
-    with torch.random.fork_rng(devices=[]):
-        if seed is not None:
-            torch.manual_seed(seed)
-        model = Qwen3ForCausalLM(settings)
-    cast_parameters(model, dtype)
-    return model
 
 
-def _load(config: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
+def _check_directory(config: ModelConfig) -> None:
     if not (Path(config.path) / "config.json").is_file():
         raise ValueError(
             f"model.path = {config.path!r} is not a model directory (no config.json there), and nothing is ever "
             f'downloaded; give the path of a transformers model on this host, or "{TINY_MODEL}"'
         )
-    try:
-        answer: Any = AutoModelForCausalLM.from_pretrained(
-            config.path, dtype=dtype, local_files_only=True, trust_remote_code=False, output_loading_info=True
-        )
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:  # shapes that differ, files that are damaged: no later try can read them
-        raise ValueError(f"model.path = {config.path!r} cannot be loaded: {error}") from error
-    model, loaded = answer
-    if missing := sorted(loaded["missing_keys"]):
-        raise ValueError(
-            f"model.path = {config.path!r} lacks {len(missing)} of the model's weights, {missing[0]!r} among them; "
-            "they would be random: use a complete model"
-        )
-    return cast(PreTrainedModel, model)
+
+
+def _load(config: ModelConfig) -> PreTrainedModel:
+    _check_directory(config)
+    return load_whole(Path(config.path), getattr(torch, config.dtype))

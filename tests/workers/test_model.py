@@ -63,13 +63,13 @@ def test_tied_weights_are_one_tensor_under_the_first_name() -> None:
 
 def test_a_missing_model_is_named_with_the_way_out(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"model\.path = .*nowhere.*tiny-qwen3"):
-        build_model(ModelConfig(path=str(tmp_path / "nowhere")), 32, None)
+        build_model(ModelConfig(path=str(tmp_path / "nowhere")), 32, 0)
 
 
 def test_a_model_with_too_few_ids_is_refused(tmp_path: Path) -> None:
     LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="40 token ids, the environment uses 41"):
-        build_model(ModelConfig(path=str(tmp_path)), 41, None)
+        build_model(ModelConfig(path=str(tmp_path)), 41, 0)
 
 
 def test_cuda_without_cuda_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +112,7 @@ def run(
 )
 def test_other_architectures_answer_like_their_own_generate(model: PreTrainedModel, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
-    loaded = build_model(ModelConfig(path=str(tmp_path)), 40, None)
+    loaded = build_model(ModelConfig(path=str(tmp_path)), 40, 0)
     contexts = [[1, 2, 3], list(range(40)), [7] * 17]
     found = [[token for delta in deltas for token in delta.ids] for deltas in run(loaded, contexts, 20)]
     for context, answer in zip(contexts, found, strict=True):

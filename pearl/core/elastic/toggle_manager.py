@@ -19,6 +19,7 @@ from pearl.types.config import Config
 from pearl.types.counters import Counters
 from pearl.types.gpu_table import TRAINING, GpuTable
 from pearl.types.ids import GpuId, OpId, Slot
+from pearl.types.reports import HandoffReport, TrainingReport
 from pearl.types.trainer_state import TrainerState
 from pearl.types.weights import Version
 from pearl.types.worker_table import INACTIVE, WorkerRow, WorkerTable
@@ -170,12 +171,13 @@ class ToggleManager:
             self._counters.activation_seconds_mean = state.activations_s / state.num_activations
             serving = sum(row.status == "verified" for row in rows)
             self._commands.report(
-                "handoff",
-                now,
-                event="borrow",
-                workers=serving,
-                seconds=state.activation_s,
-                step=self._trainer.step,
+                HandoffReport(
+                    now,
+                    event="borrow",
+                    workers=serving,
+                    seconds=state.activation_s,
+                    step=self._trainer.step,
+                )
             )
 
     # returning
@@ -230,9 +232,8 @@ class ToggleManager:
             self._gate.on_returned(seconds)
         state.returns_s += seconds
         self._counters.deactivation_seconds_mean = state.returns_s / self._counters.returns
-        told = {f"part_{name}": value for name, value in parts.items()}
         self._commands.report(
-            "handoff", now, event="return", seconds=seconds, step=self._trainer.step, **told
+            HandoffReport(now, event="return", seconds=seconds, step=self._trainer.step, parts=parts)
         )
         if self._trainer.status == "idle":
             self._report(now, "idle")
@@ -245,17 +246,17 @@ class ToggleManager:
         return tuple(row.gpu for row in self._gpus_table.of_zone("training"))
 
     def _report(self, now: float, activity: str, parts: dict[str, float] | None = None) -> None:
-        told = {f"part_{name}": value for name, value in (parts or {}).items()}
         self._commands.report(
-            "training",
-            now,
-            activity=activity,
-            incarnation=self._trainer.incarnation,
-            step=self._trainer.step,
-            lineage=self._trainer.lineage,
-            gpus=",".join(self._training_gpus()),
-            reason="",
-            **told,
+            TrainingReport(
+                now,
+                activity=activity,
+                incarnation=self._trainer.incarnation,
+                step=self._trainer.step,
+                lineage=self._trainer.lineage,
+                gpus=",".join(self._training_gpus()),
+                reason="",
+                parts=parts or {},
+            )
         )
 
 

@@ -20,6 +20,7 @@ from pearl.types.commands import (
 from pearl.types.config import Config
 from pearl.types.gpu_table import GpuTable
 from pearl.types.ids import Incarnation, OpId, Slot
+from pearl.types.reports import WorkerReport
 from pearl.types.weights import Version
 from pearl.types.worker_table import INACTIVE, WorkerRow, WorkerStatus, WorkerTable
 
@@ -133,18 +134,19 @@ class WorkerLifecycle:
         if to not in ("updating", "activating"):
             row.target = None
         self._commands.report(
-            "worker",
-            now,
-            slot=row.slot,
-            incarnation=row.incarnation,
-            role=row.role,
-            zone=row.zone,
-            activity=row.activity,
-            event=to,
-            version=None if row.version is None else row.version.step,
-            lineage=None if row.version is None else row.version.lineage,
-            gpus=",".join(row.gpus),
-            reason=reason,
+            WorkerReport(
+                now,
+                slot=row.slot,
+                incarnation=row.incarnation,
+                role=row.role,
+                zone=row.zone,
+                activity=row.activity,
+                event=to,
+                version=None if row.version is None else row.version.step,
+                lineage=None if row.version is None else row.version.lineage,
+                gpus=",".join(row.gpus),
+                reason=reason,
+            )
         )
 
     # outcomes; each returns whether it was still awaited

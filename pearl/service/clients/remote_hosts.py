@@ -17,7 +17,7 @@ from pearl.service.processes.process_specs import ProcessSpecs
 from pearl.types.config import ElasticConfig
 from pearl.types.events import GpusArrived, GpusReclaimed, HostLost
 from pearl.types.ids import GpuId
-from pearl.types.messages.control import AgentReport, GpusReturned, Notice
+from pearl.types.messages.control import MAX_RUN_GPUS, AgentReport, GpusReturned, Notice
 
 log = logging.getLogger(__name__)
 
@@ -122,11 +122,22 @@ class RemoteHosts:
             raise ValueError(f'"{host}" cannot be the name of a host that joins: choose another with --host')
         if not report.preemptible:
             raise ValueError(f"host {host} is not preemptible; only the coordinator's own host is not")
+        ours = self._server.installation
+        if ours is not None and report.model != ours.model:
+            raise ValueError(
+                f"the model's files are {report.model or 'not known'} on host {host}, {ours.model} here: both need the "
+                "same model under the same path"
+            )
         names = [gpu.gpu for gpu in report.gpus]
         if not names:
             raise ValueError(f"host {host} has no GPUs: give it stand-ins with --virtual-gpus N")
+        others = sum(len(other.gpus) for other in self._hosts.values() if other.name != host)
+        if others + len(names) > MAX_RUN_GPUS:
+            raise ValueError(
+                f"the run has {others} GPUs of other hosts; with {len(names)} more it has over {MAX_RUN_GPUS}"
+            )
         if len(set(names)) < len(names) or any(name.rpartition("/")[0] != host for name in names):
-            raise ValueError(f"host {host} names its GPUs wrongly: {', '.join(names)}")
+            raise ValueError(f"host {host} names its GPUs wrongly: {', '.join(names[:8])}")
 
     def _of(self, agent: str) -> Host | None:
         return next((host for host in self._hosts.values() if host.agent == agent), None)

@@ -57,12 +57,6 @@ class ServedDtypes:
         return next((name for name in names if self.is_kept(name)), "")
 
 
-def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
-    """Parameters only: buffers such as rotary frequencies are computed in float32 in any model."""
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(dtype)
-
-
 def cast_persistent_buffers(model: PreTrainedModel, served: ServedDtypes) -> None:
     """Buffers that a snapshot holds, into the dtype in which an engine has them; parameters stay as they are."""
     persistent = model.state_dict().keys()

@@ -65,7 +65,8 @@ class EngineComparison:
             return
         began = time.monotonic()
         try:
-            plain = Reference(self._config.model, self._vocabulary_size)
+            limit = self._config.rollout.max_context_tokens
+            plain = Reference(self._config.model, self._vocabulary_size, limit)
             plain.load(snapshot.tensors, list(received))
         # transformers raises what it likes; the run ends with the text.
         except Exception as error:  # noqa: BLE001

@@ -17,7 +17,7 @@ import uvloop
 
 from pearl.runtime.parent_death import watch_parent
 from pearl.types.config import Config
-from pearl.workers.model import build_model, resolve_device, use_one_thread
+from pearl.workers.model import build_empty, resolve_device, use_one_thread
 from pearl.workers.rollout.comparison import EngineComparison
 from pearl.workers.rollout.kv_transfer.transport import KvTransport
 from pearl.workers.rollout.process import CountTokens, parse, serve_engine, token_counter
@@ -50,9 +50,9 @@ def make_engine(
     device = resolve_device(config.model, int(os.environ.get("LOCAL_RANK", "0")))
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    # Random weights that nobody sees: the engine serves nothing before its first update.
+    # No weights are read: the engine serves nothing before its first update.
     return TorchEngine(
-        lambda: build_model(config.model, vocabulary_size, None),
+        lambda: build_empty(config.model, vocabulary_size),
         settings_of(config, device, vocabulary_size),
         count_tokens,
         transport=transport,

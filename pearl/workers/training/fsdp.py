@@ -7,7 +7,6 @@ float32; with ``model.dtype = "bfloat16"`` the forward computes in bfloat16 and 
 import math
 from collections.abc import Callable, Iterator
 
-import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -19,12 +18,13 @@ from transformers import PreTrainedModel
 from pearl.types.config import ModelConfig
 from pearl.workers.architecture.attach import attach_attention
 from pearl.workers.architecture.dtypes import ServedDtypes, cast_persistent_buffers
-from pearl.workers.model import build_model
+from pearl.workers.model import build_shapes, first_weights
 from pearl.workers.training.activations import checkpoint_activations, decoder_layers
 from pearl.workers.training.flops import Flops
 from pearl.workers.training.output_layer import OutputLayer, is_tied, output_layer
 from pearl.workers.training.packing import NAME, Packed
 from pearl.workers.training.scoring import Scores
+from pearl.workers.weight_source import WeightSource
 from pearl.workers.weight_transfer.checksum import canonical_tensors
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -52,7 +52,8 @@ class Policy:
         """
         self.device = device
         self.num_ranks = dist.get_world_size()
-        model = build_model(msgspec.structs.replace(config, dtype="float32"), vocabulary_size, seed)
+        model = build_shapes(config, vocabulary_size)
+        source = first_weights(config, model, seed)
         self.served = ServedDtypes(model, getattr(torch, config.dtype))
         cast_persistent_buffers(model, self.served)
         attach_attention(model, NAME, max_context_tokens)
@@ -65,6 +66,7 @@ class Policy:
             for layer in layers:
                 checkpoint_activations(layer)
         self._shard(model, layers)
+        self._materialize(source)
         self.parameters = dict(self.model.named_parameters())
 
     def _shard(self, model: PreTrainedModel, layers: list[nn.Module]) -> None:
@@ -81,6 +83,21 @@ class Policy:
             # The backward begins with it: gathering it twice would buy nothing.
             fully_shard(output_layer(model), mesh=mesh, mp_policy=mixed, reshard_after_forward=False)
         fully_shard(model, mesh=mesh, mp_policy=mixed)
+
+    def _materialize(self, source: WeightSource) -> None:
+        """Memory for this rank's part of the parameters, and their first values, read row by row."""
+        buffers = [
+            (module, name, buffer)
+            for module in self.model.modules()
+            for name, buffer in module.named_buffers(recurse=False)
+        ]
+        self.model.to_empty(device=self.device)
+        for module, name, buffer in buffers:  # they were real all the time
+            setattr(module, name, buffer.to(self.device))
+        with torch.no_grad():
+            for name, tensor in self.tensors():
+                start, end = own_rows(tensor)
+                local_shard(tensor).copy_(source.rows(name, start, end))
 
     def score(self, packed: Packed, temperature: float, has_entropy_gradient: bool = False) -> Scores:
         """All ranks call it together, those without a sequence too."""
@@ -148,6 +165,20 @@ class Policy:
 def local_shard(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part, sharing its storage."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def own_rows(tensor: torch.Tensor) -> tuple[int, int]:
+    """Which rows of the first dimension this rank's part is."""
+    length = len(tensor) if tensor.dim() else 1
+    if not isinstance(tensor, DTensor):
+        return 0, length
+    [placement] = tensor.placements
+    assert placement.is_shard(0), placement
+    chunk = -(-length // tensor.device_mesh.size())
+    start = min(length, tensor.device_mesh.get_local_rank() * chunk)
+    end = start + len(tensor.to_local())
+    assert end == min(length, start + chunk), (start, end, length)
+    return start, end
 
 
 def full_tensor(tensor: torch.Tensor) -> torch.Tensor:

@@ -62,14 +62,14 @@ def test_weights_that_files_lack_are_not_made_up(good: Path) -> None:
     config = json.loads((good / "config.json").read_text())
     (good / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3, "layer_types": None}))
     with pytest.raises(ValueError, match=r"lacks \d+ of the model's weights"):
-        build_model(ModelConfig(path=str(good)), 40, None)
+        build_model(ModelConfig(path=str(good)), 40, 0)
 
 
 def test_weights_of_other_shapes_are_refused_for_good(good: Path) -> None:
     config = json.loads((good / "config.json").read_text())
     (good / "config.json").write_text(json.dumps({**config, "intermediate_size": 64}))
     with pytest.raises(ValueError, match="cannot be loaded"):
-        build_model(ModelConfig(path=str(good)), 40, None)
+        build_model(ModelConfig(path=str(good)), 40, 0)
 
 
 @pytest.mark.parametrize(

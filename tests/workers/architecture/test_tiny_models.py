@@ -56,7 +56,7 @@ class Pair:
     def __init__(self, directory: Path, dtype: str) -> None:
         config = ModelConfig(path=str(directory), dtype=dtype, device="cpu")  # type: ignore[arg-type]
         self.policy = Policy(config, VOCABULARY, 0, CPU, max_context_tokens=MAX_CONTEXT)
-        model = build_model(config, VOCABULARY, None)
+        model = build_model(config, VOCABULARY, 0)
         settings = EngineSettings(
             kv_capacity_tokens=2048,
             page_tokens=4,
@@ -191,7 +191,7 @@ def _build(part: str, directory: Path) -> object:
     if part == "trainer":
         return Policy(config, VOCABULARY, 0, CPU, max_context_tokens=MAX_CONTEXT)
     settings = EngineSettings(max_context_tokens=MAX_CONTEXT)
-    return EngineCore(build_model(config, VOCABULARY, None), settings)
+    return EngineCore(build_model(config, VOCABULARY, 0), settings)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt_oss", "deepseek_v3", "llama4_text"])

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from engine_support import MODEL, VOCABULARY, Answer, gather, image, request
 
-from pearl.workers.model import build_model
+from pearl.workers.model import build_empty
 from pearl.workers.rollout.kv_transfer.limits import KvLimits
 from pearl.workers.rollout.kv_transfer.transport import KvTransport
 from pearl.workers.rollout.protocol import Delta, GenerateRequest, Role
@@ -94,9 +94,7 @@ async def working(
         name = f"rollout.{index}.1"
         transport = KvTransport("127.0.0.1", "127.0.0.1", name, limits)
         chosen = settings[index] if settings else EngineSettings()
-        engine = TorchEngine(
-            lambda: build_model(MODEL, VOCABULARY, None), chosen, transport=transport, role=role
-        )
+        engine = TorchEngine(lambda: build_empty(MODEL, VOCABULARY), chosen, transport=transport, role=role)
         workers.append(Worker(name, engine, transport))
     try:
         for worker in workers:

@@ -74,7 +74,7 @@ async def compared(config: Config, change: Change | None = None, after: Change |
     built: list[PreTrainedModel] = []
 
     def build() -> PreTrainedModel:
-        model = build_model(config.model, VOCABULARY, None)
+        model = build_model(config.model, VOCABULARY, 0)
         if change is not None:
             change(model)
         built.append(model)
@@ -217,7 +217,7 @@ async def test_a_model_that_is_too_large_is_not_compared_and_that_is_said(config
 
 
 async def test_a_directory_that_transformers_cannot_read_is_an_error(config: Config, tmp_path: Path) -> None:
-    engine = TorchEngine(lambda: build_model(config.model, VOCABULARY, None), EngineSettings())
+    engine = TorchEngine(lambda: build_model(config.model, VOCABULARY, 0), EngineSettings())
     elsewhere = msgspec.structs.replace(config, model=ModelConfig(path=str(tmp_path)))
     comparison = EngineComparison(elsewhere, VOCABULARY, engine)
     comparison.keep(Arrived(image(1)))
@@ -226,7 +226,7 @@ async def test_a_directory_that_transformers_cannot_read_is_an_error(config: Con
 
 async def test_weights_of_another_model_are_an_error(config: Config) -> None:
     whole = image(1)
-    engine = TorchEngine(lambda: build_model(config.model, VOCABULARY, None), EngineSettings())
+    engine = TorchEngine(lambda: build_model(config.model, VOCABULARY, 0), EngineSettings())
     comparison = EngineComparison(config, VOCABULARY, engine)
     comparison.keep(Arrived(replace(whole, tensors=whole.tensors[1:])))
     assert f"do not both have {whole.tensors[0].name!r}" in (await comparison.run()).error

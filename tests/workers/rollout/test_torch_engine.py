@@ -8,7 +8,7 @@ import pytest_asyncio
 from engine_contract import *  # noqa: F403  the tests themselves
 from engine_support import MODEL, VOCABULARY, ids, image, request
 
-from pearl.workers.model import build_model
+from pearl.workers.model import build_empty
 from pearl.workers.rollout.protocol import Engine, MemoryTag
 from pearl.workers.rollout.torch_engine.engine import TorchEngine
 from pearl.workers.rollout.torch_engine.settings import EngineSettings
@@ -16,7 +16,7 @@ from pearl.workers.rollout.torch_engine.settings import EngineSettings
 
 @pytest_asyncio.fixture
 async def subject() -> AsyncIterator[engine_contract.Subject]:
-    engine: Engine = TorchEngine(lambda: build_model(MODEL, VOCABULARY, None), EngineSettings())
+    engine: Engine = TorchEngine(lambda: build_empty(MODEL, VOCABULARY), EngineSettings())
     await engine.start()
     yield engine_contract.Subject(engine, image)
     await engine.shutdown()
@@ -117,7 +117,7 @@ async def test_a_model_that_cannot_be_built_fails_the_start() -> None:
 
 async def test_sampled_tokens_are_counted_before_they_are_told(subject: engine_contract.Subject) -> None:
     counted: list[int] = []
-    engine = TorchEngine(lambda: build_model(MODEL, VOCABULARY, None), EngineSettings(), counted.append)
+    engine = TorchEngine(lambda: build_empty(MODEL, VOCABULARY), EngineSettings(), counted.append)
     await engine.start()
     other = engine_contract.Subject(engine, image)
     await other.take(1)

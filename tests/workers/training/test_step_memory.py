@@ -137,7 +137,7 @@ def summed_gradients(config: Config, counts: list[int]) -> dict[str, torch.Tenso
 @pytest.mark.parametrize("is_checkpointing", [True, False])
 def test_untied_and_sharded_it_is_the_same(tmp_path: Path, is_checkpointing: bool) -> None:
     config = with_training(untied(tmp_path), activation_checkpointing=is_checkpointing)
-    model = build_model(config.model, VOCABULARY, None)
+    model = build_model(config.model, VOCABULARY, 0)
     attach_attention(model, NAME, 64)
     expected = torch.autograd.grad(
         score(model, packed_samples(5), 1.0).logprobs_M.sum(), list(model.parameters())

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pearl.types.config import ModelConfig
-from pearl.workers.model import TINY_MODEL, build_model
+from pearl.workers.model import TINY_MODEL, build_shapes
 from pearl.workers.rollout.sglang.pieces import Piece, checkpoint_pieces
 from pearl.workers.weight_transfer.checksum import canonical_tensors
 
@@ -34,7 +34,7 @@ class Model:
 def write_model(config: ModelConfig, vocabulary_size: int, directory: Path) -> Model:
     """Raises ValueError when the settings name no model, or one that is too small for the vocabulary."""
     if config.path == TINY_MODEL:
-        built = build_model(config, vocabulary_size, None)
+        built = build_shapes(config, vocabulary_size)
         content = json.loads(built.config.to_json_string(use_diff=False))
         content["architectures"] = [type(built).__name__]
     else:
