@@ -203,7 +203,9 @@ class Service:
 
     def _begin(self, files: RunFiles) -> InitialState:
         if self._resume and recovery.has_journal(files):
-            return recovery.recover(self._config, files)
+            beginning = recovery.recover(self._config, files)
+            files.write_config(self._config)  # the workers read it, whatever has become of the copies on disk
+            return beginning
         if self._resume:
             recovery.refuse_without_journal(files)
         files.write_config(self._config)
@@ -265,6 +267,8 @@ def _with_place(error: Exception, run_dir: Path) -> str:
     """The system's own errors do not always say what they are about."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename or run_dir}: {error.strerror}"
+    if isinstance(error, DamagedError):
+        return f"{error}; restore the file, or begin another run in a new directory"
     return str(error)
 
 
