@@ -21,7 +21,7 @@ from pearl.runtime.rpc_client import RpcClient
 from pearl.runtime.signals import watch_signals
 from pearl.runtime.subreaper import adopt_orphans
 from pearl.types.config import RuntimeConfig
-from pearl.types.messages.control import AgentReport, ControlMessage, Hello
+from pearl.types.messages.control import AgentReport, ControlMessage, Hello, HostPool
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 VIRTUAL_GPU_BYTES = 1 << 30
@@ -73,7 +73,7 @@ def join(terms: JoinOptions, report: AgentReport) -> str:
 
 
 def make_report(
-    host: str, num_virtual_gpus: int | None, virtual_gpu_bytes: int, *, preemptible: bool = False
+    host: str, num_virtual_gpus: int | None, virtual_gpu_bytes: int, *, pool: HostPool = "local"
 ) -> AgentReport:
     """Return what this host offers: its GPUs, or virtual ones. ValueError when CUDA_VISIBLE_DEVICES makes no sense
     here."""
@@ -82,7 +82,7 @@ def make_report(
     else:
         offered = gpus.physical_gpus(host, os.environ.get(gpus.VISIBLE_VARIABLE))
     num_cpus = len(os.sched_getaffinity(0))
-    return AgentReport(host, offered, num_cpus, psutil.virtual_memory().total, preemptible)
+    return AgentReport(host, offered, num_cpus, psutil.virtual_memory().total, pool)
 
 
 async def serve(options: argparse.Namespace, report: AgentReport) -> str:

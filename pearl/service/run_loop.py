@@ -155,7 +155,18 @@ class RunLoop:
         watch = LivenessMonitor(server, config.runtime, self._clock)
         groups = ProcessSpecs(config, self._files.run_dir, server.address, self._run_id)
         processes = ProcessManager(server, watch, config.runtime.start_timeout_s)
-        agents = RemoteHosts(config.elastic, server, watch, groups, processes, inbox, say)
+        agents = RemoteHosts(
+            config,
+            server,
+            watch,
+            groups,
+            processes,
+            inbox,
+            say,
+            self._beginning.core.host_pools(),
+            self.fail,
+        )
+        stack.callback(agents.close)
         tasks.spawn("receive", self._receive(server, processes, watch, agents))
         tasks.spawn("watch", watch.run())
         await self._start_agent(server, tasks, watch, groups, processes)
@@ -165,6 +176,10 @@ class RunLoop:
         described = await self._start_environments(environments, groups, tasks)
         groups.set_vocabulary(described.vocabulary_size)
 
+        try:
+            await agents.wait_reserved()
+        except TimeoutError as error:
+            raise RunFailedError(str(error)) from None
         core, now = self._beginning.core, self._beginning.now
         clock = RunClock(self._clock, now)
         frames = TokenIngest(store, described.vocabulary_size)
@@ -199,7 +214,8 @@ class RunLoop:
             tasks.spawn("trace", player.play())
         _freeze_gc(stack)
         self.is_driving = True
-        driver.handle([_started(described) if is_new else events.Resumed()])
+        reserved = agents.begin()
+        driver.handle([_started(described, reserved) if is_new else events.Resumed(reserved)])
         if not is_new:
             executor.forget_the_rest()
         finish = await driver.run()
@@ -367,10 +383,11 @@ def _freeze_gc(stack: ExitStack) -> None:
     stack.callback(gc.unfreeze)
 
 
-def _started(described: DescribeReply) -> events.Started:
+def _started(described: DescribeReply, reserved: tuple[GpuId, ...]) -> events.Started:
     return events.Started(
         described.stop_ids,
         described.num_train_tasks,
         described.num_evaluation_tasks,
         described.can_restore,
+        reserved,
     )
