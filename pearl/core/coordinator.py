@@ -103,6 +103,8 @@ class Coordinator:
                 return self._counted(self._elastic.lifecycle.on_released(event, now))
             case events.RoleSet():
                 return self._counted(self._elastic.roles.on_role_set(event, now))
+            case events.PreemptRequested():
+                self._elastic.on_preempt_requested(event, now)
             case events.GpusArrived():
                 self._elastic.on_arrived(event, now)
             case events.GpusReclaimed():

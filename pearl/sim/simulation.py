@@ -167,6 +167,9 @@ class Simulation:
     def return_gpus(self, command: commands.ReturnGpus) -> None:
         """Nothing to do: the GPUs count as gone since the notice."""
 
+    def answer_preempt(self, command: commands.AnswerPreempt) -> None:
+        self.preemption.answered(command)
+
     def stop_trainer(self, command: commands.StopTrainer) -> None:
         self.training.stop(command)
 

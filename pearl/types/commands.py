@@ -197,6 +197,14 @@ class ReturnGpus(Command, frozen=True):
     on_time: bool
 
 
+class AnswerPreempt(Command, frozen=True):
+    """Answer a PreemptRequested: the GPUs that arrive or are reclaimed, or what is wrong."""
+
+    request: int
+    gpus: tuple[GpuId, ...]
+    error: str = ""
+
+
 class StopTrainer(Command, frozen=True):
     incarnation: Incarnation
     grace_s: float
@@ -244,6 +252,7 @@ AnyCommand = (
     | OffloadTraining
     | RestoreTraining
     | ReturnGpus
+    | AnswerPreempt
     | StopTrainer
     | RecordTrajectory
     | Report

@@ -78,6 +78,7 @@ class World:
         self.stuck_rate = 0.0  # releases that take too long: the worker is killed
         self.training_holds_memory = False
         self.returned: list[commands.ReturnGpus] = []
+        self.answers: list[commands.AnswerPreempt] = []
         self.started = events.Started((1,), num_train_tasks, 0, can_restore)
         self.tokens: dict[TrajectoryId, int] = {}  # what a token store would hold
         self.attempts: dict[AttemptId, tuple[Slot, TrajectoryId]] = {}  # whose frames it would accept
@@ -195,6 +196,8 @@ class World:
                 self.reports.append(command.report)
             case commands.Finish():
                 self.finish = command
+            case commands.AnswerPreempt():
+                self.answers.append(command)
             case commands.StopTrainer():
                 self.lose_trainer(command.reason)
             case _:

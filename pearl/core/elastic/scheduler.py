@@ -14,12 +14,14 @@ from pearl.core.elastic.candidate_search import NOTHING_LENT, Lending
 from pearl.core.elastic.cluster_rebuilder import ClusterRebuilder, ClusterState
 from pearl.core.elastic.decision_engine import MODELS
 from pearl.core.elastic.gate import ExpansionGate, GateDecision, GateState, LendingGate, best_seconds, ema
+from pearl.core.elastic.preemption import choose_gpus
 from pearl.core.elastic.role_manager import RoleManager, RoleState, report_plan
 from pearl.core.elastic.runtime_tracker import RuntimeTracker, TrackerState, TrajectorySample, platform_priors
 from pearl.core.elastic.toggle_manager import ToggleManager, ToggleState
 from pearl.core.elastic.worker_lifecycle import Target, WorkerLifecycle
 from pearl.types import events
 from pearl.types.command_buffer import CommandBuffer
+from pearl.types.commands import AnswerPreempt, ReturnGpus
 from pearl.types.config import Config
 from pearl.types.counters import Counters
 from pearl.types.gpu_table import GpuRow, GpuTable
@@ -144,6 +146,19 @@ class ElasticScheduler:
 
     # what happens
 
+    def on_preempt_requested(self, event: events.PreemptRequested, now: float) -> None:
+        """Answer it, and do what was asked for when it can be done."""
+        try:
+            gpus = choose_gpus(event, self._gpus_table, inter=self._config.elastic.inter)
+        except ValueError as error:
+            self._commands.emit(AnswerPreempt(event.request, (), str(error)))
+            return
+        self._commands.emit(AnswerPreempt(event.request, gpus))
+        if event.action == "arrive":
+            self.on_arrived(events.GpusArrived(gpus), now)
+        else:
+            self.on_reclaimed(events.GpusReclaimed(gpus, event.grace_s, event.reason), now)
+
     def on_arrived(self, event: events.GpusArrived, now: float) -> None:
         self.mark_dirty()
         if self._config.elastic.inter:
@@ -154,6 +169,9 @@ class ElasticScheduler:
 
     def on_reclaimed(self, event: events.GpusReclaimed, now: float) -> None:
         self.mark_dirty()
+        rows = self._gpus_table.rows
+        if gone := tuple(gpu for gpu in event.gpus if gpu not in rows or not rows[gpu].present):
+            self._commands.emit(ReturnGpus(gone, 0.0, True))
         self.rebuilder.on_reclaimed(event.gpus, event.grace_s, event.reason, now)
 
     def on_host_lost(self, event: events.HostLost, now: float) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from pearl.runtime.rpc_server import PeerGoneError, QueueFullError, RpcServer
-from pearl.service.loop.inbox import HostNotice, Inbox
+from pearl.service.loop.inbox import Inbox
 from pearl.service.processes.liveness_monitor import LivenessMonitor
 from pearl.service.processes.process_manager import LOCAL_HOST, ProcessManager
 from pearl.service.processes.process_specs import ProcessSpecs
@@ -77,14 +77,14 @@ class RemoteHosts:
         self._inbox.put_urgent(GpusArrived(gpus))
 
     def notice(self, agent: str, notice: Notice) -> None:
-        """Its GPUs are reclaimed; those that nobody uses are returned right away."""
+        """Its GPUs are reclaimed; the core returns those that are not there right away."""
         host = self._of(agent)
         if host is None:
             return
         host.is_leaving = True
         self._announce(f"host {host.name} leaves within {notice.grace_s:g} s: {notice.reason}")
         event = GpusReclaimed(host.gpus, max(notice.grace_s, 0.0), f"host {host.name}: {notice.reason}")
-        self._inbox.put_urgent(HostNotice(event, self.return_gpus))
+        self._inbox.put_urgent(event)
 
     def lose(self, agent: str, reason: str) -> None:
         """It is gone; nothing happens when it was given up before."""
