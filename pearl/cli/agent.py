@@ -124,7 +124,7 @@ def _report(options: argparse.Namespace) -> AgentReport:
 
 
 def _address(text: str) -> str:
-    """With its scheme."""
+    """Return the coordinator's address with its scheme."""
     try:
         address = tcp_address.parse(text if "://" in text else f"tcp://{text}")
     except ValueError:

@@ -115,7 +115,7 @@ def _value_problems(path: str, kind: Any, bounded: Any, value: Any) -> list[str]
 
 
 def out_of_bounds(kind: Any, value: Any) -> list[str]:
-    """Which bounds of its type a value of that type does not keep, each with the number and the bound."""
+    """List the bounds that a value breaks, each with the number and the bound."""
     if value is None:
         return []
     if isinstance(value, list | tuple):

@@ -61,7 +61,7 @@ class Coordinator:
         return self._state.phase in ("stopped", "finished")
 
     def next_wakeup(self) -> float | None:
-        """When a Tick is due; None = only when something else happens."""
+        """Return when a Tick is due; None means only when something else happens."""
         if self.finished:
             return None
         deadline, wakeup = self._rollout.next_deadline(), self._elastic.next_wakeup()
@@ -149,7 +149,7 @@ class Coordinator:
             self._rollout.restart_mixed(published.version)
 
     def _advance(self, now: float) -> None:
-        """What every change may lead to, in the order in which one thing enables the next."""
+        """Do everything that a change may allow, in the order in which one thing enables the next."""
         self._end_evaluation(now)
         if self.finished:
             return
@@ -407,7 +407,7 @@ class Coordinator:
         return summary.status(self._state, self._now)
 
     def profile(self) -> Profile | None:
-        """What the run has measured of its workload and its platform; None until there is enough."""
+        """Return what the run has measured of its workload and platform; None until there is enough."""
         return self._elastic.tracker.profile()
 
     def check(self) -> None:
@@ -417,5 +417,5 @@ class Coordinator:
 
 
 def sample_of(trajectory: Trajectory) -> TrajectorySample:
-    """What the runtime tracker learns of a trajectory."""
+    """Return what the runtime tracker needs of a trajectory."""
     return TrajectorySample(trajectory.turns, trajectory.generate_s, trajectory.queue_s)

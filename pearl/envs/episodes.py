@@ -150,7 +150,7 @@ class Episodes:
         return prompt
 
     def _limit(self, limit_s: float, key: str, end_s: float) -> tuple[float, str]:
-        """For a call that begins now, and the key that sets it."""
+        """Return the limit of a call that begins now, and the key that sets it."""
         left_s = max(0.0, end_s - time.monotonic())
         return (limit_s, key) if limit_s <= left_s else (left_s, "rollout.trajectory_deadline_s")
 
@@ -218,13 +218,13 @@ class Episodes:
     # ending
 
     def close(self, request: CloseEpisode) -> None:
-        """What it is asked at the moment is cancelled. Harmless when there is none, or twice."""
+        """Close an episode; does nothing when there is none, or twice."""
         if (stop := self._opening.pop(request.trajectory, None)) is not None:
             stop.set()
         self._release(self._rows.pop(request.trajectory, None))
 
     async def close_all(self) -> None:
-        """When the worker ends: episodes release what they hold, within a limit."""
+        """Close all episodes, within a limit, when the worker ends."""
         rows = list(self._rows.values())
         self._rows.clear()
         try:
@@ -262,7 +262,7 @@ class Episodes:
 
 
 def _closing(episode: Episode) -> Callable[[], Awaitable[None]]:
-    """Its ``close``, which may be plain, or not be there at all."""
+    """Call ``close``, which may be a plain method, or missing."""
 
     async def close() -> None:
         method = getattr(episode, "close", None)

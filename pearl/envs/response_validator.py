@@ -85,7 +85,8 @@ class ResponseValidator:
 
 
 def _reward(value: object) -> float:
-    """Of any type that stands for one real number: int, float, bool, Decimal, Fraction, NumPy scalars, 0-d tensors."""
+    """Convert a reward of any type that stands for one real number: int, float, bool, Decimal, Fraction, NumPy
+    scalars, 0-d tensors."""
     try:
         is_one = not isinstance(value, str | bytes | bytearray | complex | np.complexfloating)
         number = float(value) if is_one and _is_scalar(value) else None  # type: ignore[arg-type]
@@ -125,7 +126,7 @@ def _as_list(ids: object, method: str) -> list[int]:
 
 
 def _brief(value: object) -> str:
-    """What is worth saying of a value of any size and type: ``repr`` of it may be a flood of its own, or raise."""
+    """Return a short text for a value of any size: ``repr`` of a huge one would flood the log."""
     if isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 63):
         return repr(value)
     return escaped(type(value).__name__, 100)

@@ -66,7 +66,8 @@ class EnvironmentService:
         return Heartbeat(progress, "", pending)
 
     async def handle(self, message: Message) -> msgspec.Struct | None:
-        """What it raises when asked is the answer: CodeError, LimitError, BadAnswerError for demonstrations only."""
+        """Answer one message. A CodeError, LimitError or BadAnswerError (demonstrations only) that it raises is
+        the answer."""
         match message:
             case StepEpisode():
                 return await self.episodes.step(message)

@@ -69,7 +69,7 @@ def logprob_gap(run: RunData) -> str:
 
 
 def makespan(run: RunData) -> str:
-    """Of each step's rollout: what the runtime tracker's profile predicts, and what was measured."""
+    """Plot each step's rollout time: predicted by the runtime tracker's profile, and measured."""
     lines = [line for line in run.profiles if line.get("measured_s") is not None]
     series = [
         _series(lines, key, name, colour, x="time_s")

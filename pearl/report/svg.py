@@ -62,7 +62,7 @@ def draw(plot: Plot) -> str:
 
 
 def ticks(low: float, high: float, most: int = 8) -> list[float]:
-    """At most about ``most`` round numbers from ``low`` to ``high``."""
+    """Return at most about ``most`` round numbers from ``low`` to ``high``."""
     step = nice_step(high - low, most)
     return [i * step for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
@@ -177,7 +177,7 @@ def _bars(plot: Plot, frame: Frame) -> str:
 
 
 def _legend(plot: Plot) -> str:
-    """At the top right, from right to left; a single series is named by the title."""
+    """Draw the legend at the top right, from right to left; a single series is named by the title."""
     if len(plot.series) < 2:
         return ""
     parts, x = [], float(WIDTH - RIGHT)

@@ -75,7 +75,8 @@ def join(terms: JoinOptions, report: AgentReport) -> str:
 def make_report(
     host: str, num_virtual_gpus: int | None, virtual_gpu_bytes: int, *, preemptible: bool = False
 ) -> AgentReport:
-    """What this host offers: its GPUs, or stand-ins. ValueError when CUDA_VISIBLE_DEVICES makes no sense here."""
+    """Return what this host offers: its GPUs, or virtual ones. ValueError when CUDA_VISIBLE_DEVICES makes no sense
+    here."""
     if num_virtual_gpus is not None:
         offered = gpus.virtual_gpus(host, num_virtual_gpus, virtual_gpu_bytes)
     else:

@@ -55,7 +55,7 @@ def encode(message: object) -> bytes:
 
 
 def encode_bounded(message: object, max_frame_bytes: int) -> bytes:
-    """Like ``encode``.
+    """Encode as ``encode`` does, within a limit.
 
     Raises:
         FrameTooLargeError: it would not fit into a frame.

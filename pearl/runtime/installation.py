@@ -29,7 +29,7 @@ NO_DIRECTORY = "none"
 
 
 def installation(config: Config | None = None) -> Installation:
-    """Of this host; with ``config`` also of its SGLang, where the job uses it, and of its model."""
+    """Describe this host's installation; with ``config`` also its SGLang, where the job uses it, and its model."""
     versions = {"python": ".".join(platform.python_version_tuple()[:2])}
     versions |= {name: _version(name, None) for name in PACKAGES}
     if config is None:
@@ -59,7 +59,7 @@ def differences(ours: Installation, theirs: Installation | None) -> str:
 
 @cache
 def sources_digest() -> str:
-    """Of all Python sources of this package, and of what it puts into SGLang's processes."""
+    """Digest all Python sources of this package, and what it puts into SGLang's processes."""
     root = Path(pearl.__file__).resolve().parent
     digest = blake2b(digest_size=DIGEST_BYTES)
     for path in sorted(root.rglob("*.py")):
@@ -70,7 +70,7 @@ def sources_digest() -> str:
 
 @cache
 def model_digest(path: str) -> str:
-    """Of the files of a model directory; "none" when there is no such directory, as for the built-in model."""
+    """Digest the files of a model directory; "none" when there is no such directory, as for the built-in model."""
     directory = Path(path)
     if not directory.is_dir():
         return NO_DIRECTORY
@@ -96,7 +96,7 @@ def _pieces(file: Path, size: int) -> Iterator[bytes]:
 
 
 def _site_packages(python: str) -> list[str]:
-    """Where the packages of another interpreter are; of a virtual environment."""
+    """Return where the packages of another interpreter, of a virtual environment, are."""
     prefix = Path(python).parent.parent
     return [str(path) for path in sorted(prefix.glob("lib/python3*/site-packages"))]
 

@@ -47,7 +47,7 @@ class Connection(Protocol):
 
     @property
     def address(self) -> str:
-        """Of the coordinator, as this host reaches it."""
+        """Return the coordinator's address, as this host reaches it."""
 
     @property
     def run_id(self) -> str:
@@ -55,7 +55,7 @@ class Connection(Protocol):
 
     @property
     def model_path(self) -> str:
-        """Of the job, known once it is let in; "" = it does not matter."""
+        """Return the job's model path, known once the agent has joined; "" means that it does not matter."""
 
     @property
     def has_joined(self) -> bool:
@@ -69,8 +69,7 @@ class Connection(Protocol):
         """Wait until it is let in, or has ended."""
 
     async def run(self) -> str:
-        """Until told to shut down, dropped, or the coordinator has been silent for the lease; returns which.
-        RefusedError when it was never let in."""
+        """Run until told to shut down, dropped, or the coordinator has been silent for the lease; returns which."""
 
     async def notify(self, message: ControlMessage) -> None:
         """Waits until it is let in and while the coordinator does not read. PeerGoneError once it has ended."""
@@ -133,7 +132,7 @@ class NodeAgent:
 
     @property
     def survivors(self) -> tuple[str, ...]:
-        """Who did not end on SIGKILL, in words."""
+        """Describe the processes that did not end on SIGKILL."""
         return self._orphans.survivors
 
     async def handle(self, message: ControlMessage) -> ControlMessage | None:
@@ -166,7 +165,8 @@ class NodeAgent:
         self._returned.set()
 
     def give_notice(self, grace_s: float, reason: str) -> None:
-        """Its host is taken away in ``grace_s``. When this comes again or it was not taken in, it leaves at once."""
+        """Give notice that the host is taken away in ``grace_s``; a second notice, or one that could not be
+        delivered, leaves at once."""
         if self._used is not None or not self.has_joined:
             self.leave(reason, kills=True)
         elif not self._leaving.is_set():
@@ -237,7 +237,7 @@ class NodeAgent:
         if wanted.group in self._groups:
             raise ValueError(f"group {wanted.group} runs here already")
         assert self._connection is not None
-        spec = self._settle(wanted, self._connection)
+        spec = self._localized(wanted, self._connection)
         group = ProcessGroup(spec, self._connection.run_id)
         _write_files(group.directory, spec.files)
         self._groups[spec.group] = group
@@ -252,8 +252,8 @@ class NodeAgent:
         self._watchers.create_task(self._watch(group), name=f"watch {spec.group}")
         return StartGroupReply(spec.group, pid)
 
-    def _settle(self, spec: StartGroup, connection: Connection) -> StartGroup:
-        """As it is started on this host."""
+    def _localized(self, spec: StartGroup, connection: Connection) -> StartGroup:
+        """Fill in what only this host knows of a group to be started."""
         logs = Path(spec.log_directory)
         if self._choose_logs is not None:
             logs = self._choose_logs(logs, connection.run_id)

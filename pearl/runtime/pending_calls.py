@@ -65,7 +65,7 @@ class PendingCalls:
             pending.answer.set_result(outcome)
 
     def reject(self, peer: str, op: int, error: Exception) -> None:
-        """What came as the answer cannot be read."""
+        """Fail a call whose answer cannot be read."""
         self.resolve(peer, op, Failure(type(error).__name__, error_text(error)))
 
     def fail(self, peer: str, reason: str) -> None:

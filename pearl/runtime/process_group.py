@@ -65,7 +65,7 @@ class ProcessGroup:
 
     @property
     def pid(self) -> int | None:
-        """Of the subreaper, above all others of the group."""
+        """Return the pid of the subreaper, above all others of the group."""
         return None if self._process is None else self._process.pid
 
     async def start(self) -> int:
@@ -89,7 +89,7 @@ class ProcessGroup:
         return self._process.pid
 
     async def wait(self) -> Exit:
-        """Until the subreaper has ended; then nothing of the group is left. Any number of tasks may wait."""
+        """Wait until the launcher has exited; then nothing of the group is left. Any number of tasks may wait."""
         assert self._process is not None
         code = await self._process.wait()
         async with self._ending:
@@ -151,7 +151,7 @@ class ProcessGroup:
             await wait_exited(fds, grace_s)
 
     def _torchrun(self) -> set[int]:
-        """It has nothing to put in order for us."""
+        """Kill the launcher: torchrun has no clean-up of its own that matters."""
         if self.pid is None or self.spec.num_processes == 0:
             return set()
         with suppress(psutil.Error):
@@ -178,14 +178,14 @@ def command_line(spec: StartGroup, directory: Path) -> list[str]:
 
 
 def _literal(word: str) -> str:
-    """For torchrun, to which the arguments of its ranks are templates with $ as the mark."""
+    """Escape an argument for torchrun, which takes arguments as templates with $ as the mark."""
     return word.replace("$", "$$")
 
 
 def group_environment(
     spec: StartGroup, run_id: str, base: Mapping[str, str], counter_path: Path, failure_path: Path
 ) -> dict[str, str]:
-    """What the group's processes see: ours, then what the coordinator wants, then the markers."""
+    """Return the environment of the group's processes: ours, then what the coordinator sets, then the markers."""
     environment = {"OMP_NUM_THREADS": "1", **base}
     environment |= {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # else a dead peer of one link ends the whole process

@@ -193,7 +193,8 @@ class RpcServer:
         return reply
 
     async def receive(self) -> Inbound:
-        """What came next, for one receiver, who has handled it when it calls again. Waits as long as nothing comes."""
+        """Return the next message, for one receiver, who has handled it when it calls again. Waits as long as
+        nothing comes."""
         self._num_handled = self._num_delivered - len(self._inbound)
         self._handled.set()
         while not self._inbound or self._failure is not None:
@@ -206,8 +207,8 @@ class RpcServer:
         return item
 
     async def caught_up(self) -> None:
-        """Until all that has arrived by now was handled by the receiver: what a peer told before it answered an ask
-        comes after the answer for the asker, who waits here. Not for the receiver itself."""
+        """Wait until all that has arrived by now was handled by the receiver: notifications that a peer sent
+        before it answered a call."""
         target = self._num_delivered
         while self._num_handled < target:
             self._handled.clear()
@@ -235,12 +236,12 @@ class RpcServer:
         return member is not None and self._send_queues.reaches(member)
 
     def last_heard(self, peer: str) -> float:
-        """When something last came from it, on ``clock``."""
+        """Return when something last came from the peer, on ``clock``."""
         return self._member(peer).last_heard
 
     @property
     def paused_s(self) -> float:
-        """For how long, in all, the socket was not read because ``receive`` did not keep up."""
+        """Return for how many seconds in all the socket was not read because ``receive`` did not keep up."""
         return self._read_pause.paused_s
 
     @property
@@ -270,7 +271,8 @@ class RpcServer:
         return member
 
     def _answer(self, member: PeerEntry, kind: Kind, op: int, body: bytes) -> None:
-        """To a peer that may be gone; one that does not take its answers is lost, and nobody else hurt."""
+        """Send an answer to a peer that may be gone; one that does not take its answers is lost, and nobody else
+        hurt."""
         if not self._members.has(member):
             return
         try:

@@ -103,7 +103,7 @@ class TokenStore:
         self._do(_Cut(trajectory, length))
 
     def forget(self, trajectory: int) -> None:
-        """Nobody will ask for it again; unknown ones are ignored."""
+        """Drop a trajectory that nobody will ask for again; unknown ones are ignored."""
         if trajectory in self._tokens:
             self._do(_Forget(trajectory))
 
@@ -119,7 +119,7 @@ class TokenStore:
         self._delete_dead()
 
     def trajectories(self) -> list[int]:
-        """Those that have tokens and are not forgotten."""
+        """Return the trajectories that have tokens and are not forgotten."""
         return list(self._tokens)
 
     def length(self, trajectory: int) -> int:

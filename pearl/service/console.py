@@ -133,8 +133,8 @@ def handoff_line(report: HandoffReport) -> str:
 
 
 def gate_line(report: GateReport) -> str:
-    verdict = "pays" if report.yes else "does not pay"
-    return f"gate: to {report.gate} {verdict}: {report.reason}"
+    outcome = "pays" if report.yes else "does not pay"
+    return f"gate: to {report.gate} {outcome}: {report.reason}"
 
 
 def decision_line(report: DecisionReport) -> str:

@@ -53,7 +53,7 @@ def check(run_dir: Path) -> str | None:
 
 
 def torn_bytes(run_dir: Path) -> int:
-    """How much of a last entry a crash cut short; its commands never ran, so it is no difference."""
+    """Return how much of a last entry a crash cut short; its commands never ran, so it is no difference."""
     # A live run writes on while this reads.
     return max(0, journal.recover(run_dir / "journal.msgpack").torn_bytes)
 

@@ -79,7 +79,7 @@ class RunFiles:
         )
 
     def profile(self, profile: Profile) -> None:
-        """For ``pearl decide`` and the simulator."""
+        """Write profile.json, for ``pearl decide`` and the simulator."""
         self._write(self.run_dir / "profile.json", write_profile(profile))
 
     def save_offsets(self, first_entry: int, now: float) -> None:
@@ -126,7 +126,7 @@ class RunFiles:
             path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """What was not flushed is lost, as in a crash; a resume writes it again."""
+        """Close the files. What was not flushed is lost, as in a crash; a resume writes it again."""
         for result in self.results:
             result.close()
 

@@ -134,10 +134,11 @@ class RunLoop:
         )
 
     async def run(self, server: RpcServer) -> Finish:
-        """Until the core's Finish; then every process has been asked to end and has had its time for it.
+        """Run until the core's Finish; then every process has been asked to end and has had its time for it.
 
         Raises:
-            RunFailedError, AgentFailedError, ValueError, OSError: it could not begin or go on; processes may be left.
+            RunFailedError, AgentFailedError, ValueError, OSError: it could not begin or continue; processes may be
+            left.
         """
         with ExitStack() as stack:
             async with asyncio.TaskGroup() as group:
@@ -218,7 +219,8 @@ class RunLoop:
         return finish
 
     def _find_lost(self, finish: Finish, store: TokenStore, trainer: TrainingClient) -> list[str]:
-        """Of tokens and the newest checkpoint; the first matter only when the run can be resumed."""
+        """List what is missing of tokens and of the newest checkpoint; the first matter only when the run can be
+        resumed."""
         damages = [store.damage()] if finish.exit_code else []
         if trainer.checkpoint_step is not None and self._config.training.engine == "fsdp":
             damages.append(checkpoint_damage(self._files.run_dir / "checkpoints", trainer.checkpoint_step))
@@ -246,7 +248,8 @@ class RunLoop:
             self._console.announce(f"note: {note}")
 
     def _watch_agent(self, watch: LivenessMonitor) -> None:
-        """Its workers go on without it, and its end is known from its process: silence is said, and no more."""
+        """Report a silent agent, and no more: its workers continue without it, and its end is known from its
+        process."""
 
         def note_silence(reason: str) -> None:
             watch.remove(AGENT_NAME)
@@ -368,8 +371,8 @@ class RunLoop:
 
 
 def _freeze_gc(stack: ExitStack) -> None:
-    """What is there by now stays for the run: a collection that looked at all of it would take tens of milliseconds,
-    in which nothing is heard."""
+    """Exclude what is there by now from collections: one that looked at all of it would take tens of milliseconds,
+    in which nothing is received."""
     gc.collect()
     gc.freeze()
     stack.callback(gc.unfreeze)

@@ -35,7 +35,7 @@ class Suspicion:
         self._asked.setdefault(worker, {})[op] = Call(task, request)
 
     def end(self, worker: str, op: OpId) -> None:
-        """It is asked no more: it has answered, or died and been judged."""
+        """Note that a task is no longer in a call: it has answered, or died and been judged."""
         asked = self._asked.get(worker)
         if asked is not None:
             asked.pop(op, None)
@@ -54,7 +54,7 @@ class Suspicion:
         return self._judged[worker][0]
 
     def is_blamed(self, worker: str, op: OpId) -> bool:
-        """For the worker's death."""
+        """Return whether the task is to blame for the worker's death."""
         self.judge(worker)
         return op in self._judged[worker][1]
 

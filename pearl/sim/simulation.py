@@ -135,7 +135,7 @@ class Simulation:
         self.environments.void(command.trajectory)
 
     def truncate_tokens(self, command: commands.TruncateTokens) -> None:
-        """Nothing to do: a simulation is never resumed, and holds no tokens."""
+        """Do nothing: a simulation is never resumed, and holds no tokens."""
 
     def forget_tokens(self, command: commands.ForgetTokens) -> None:
         self.environments.forget(command.trajectory)
@@ -165,7 +165,7 @@ class Simulation:
         self.training.restore(command)
 
     def return_gpus(self, command: commands.ReturnGpus) -> None:
-        """Nothing to do: the GPUs count as gone since the notice."""
+        """Do nothing: the GPUs count as gone since the notice."""
 
     def answer_preempt(self, command: commands.AnswerPreempt) -> None:
         self.preemption.answered(command)
@@ -174,7 +174,7 @@ class Simulation:
         self.training.stop(command)
 
     def record_trajectory(self, command: commands.RecordTrajectory) -> None:
-        """Nothing to do: a simulation writes no files."""
+        """Do nothing: a simulation writes no files."""
 
     def report(self, command: commands.Report) -> None:
         self.metrics.add(command.report)

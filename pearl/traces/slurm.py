@@ -127,7 +127,7 @@ def _moment(line: TraceLine, text: str, what: str) -> datetime:
 
 
 def _parts(text: str) -> list[str]:
-    """At the commas outside of brackets."""
+    """Split at the commas outside of brackets."""
     parts, depth, begin = [], 0, 0
     for place, letter in enumerate(text):
         depth += (letter == "[") - (letter == "]")

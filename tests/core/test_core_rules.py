@@ -272,7 +272,7 @@ def test_a_deadline_that_passes_while_the_coordinator_is_down_ends_the_step_afte
 
 
 class ForgetfulWorld(World):
-    """EnvironmentPool that cannot be brought back to where they were: a replay observes something else."""
+    """Environments that cannot be brought back to where they were: a replay observes something else."""
 
     def _open(self, command: commands.OpenEpisode) -> None:
         if command.turns:

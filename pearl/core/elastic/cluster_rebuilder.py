@@ -66,7 +66,7 @@ class ClusterRebuilder:
     # what comes and goes
 
     def on_arrived(self, gpus: tuple[GpuId, ...], now: float) -> None:
-        """Those that are being given back arrive when they have been."""
+        """Take arrived GPUs; those still being given back arrive once they have been."""
         known = self._gpus_table.rows
         for row in (known[gpu] for gpu in gpus if gpu in known):
             row.is_back = row.reclaim_deadline_s is not None
@@ -92,7 +92,7 @@ class ClusterRebuilder:
         self._shrink(now)
 
     def on_host_lost(self, host: str, reason: str, now: float) -> None:
-        """Its GPUs are gone; the losses of the workers on them come by themselves."""
+        """Mark a host's GPUs as lost; the losses of its workers are events of their own."""
         there = [row for row in self._gpus_table.rows.values() if row.host == host and row.present]
         self._take_back(there, 0.0, now)
         lost = [row for row in there if not row.is_lost]
@@ -119,7 +119,7 @@ class ClusterRebuilder:
         return [row for row in self._table.rows.values() if row.slot in held]
 
     def _deadline(self, row: WorkerRow) -> float:
-        """When what is left of a leaving worker is killed, early enough for its GPUs to be back in time."""
+        """Return when what is left of a leaving worker is killed, early enough for its GPUs to be back in time."""
         found = None
         for gpu in (self._gpus_table.rows[gpu] for gpu in row.gpus):
             if gpu.reclaim_deadline_s is not None and gpu.reclaim_began_s is not None:
@@ -141,7 +141,7 @@ class ClusterRebuilder:
         self._give_back(now)
 
     def _let_go(self, row: WorkerRow, now: float) -> None:
-        """As far as it is possible now; called again whenever something has happened."""
+        """Release reclaimed GPUs as far as possible now; called again whenever something has happened."""
         left_s = self._deadline(row) - now
         if row.status == "stopping":
             return

@@ -106,7 +106,7 @@ class RoleManager:
         self._counters.ratio_switches += decision.switch == "ratio"
 
     def _decide_lent(self, stay: Sequence[WorkerRow], lent: Sequence[WorkerRow], now: float) -> Decision:
-        """Beside those that stay, unless these cannot serve by themselves."""
+        """Choose the roles of lent workers beside those that stay, unless these cannot serve by themselves."""
         base = allocation_of(stay)
         if not base.is_whole:
             stay, base = (), Allocation()
@@ -168,7 +168,7 @@ class RoleManager:
         return decision
 
     def allocation(self) -> Allocation:
-        """Of the active workers, as the newest plan wants them."""
+        """Return the allocation of the active workers, as the newest plan wants it."""
         return allocation_of(self.active())
 
     # switching
@@ -219,7 +219,7 @@ class RoleManager:
 
 
 def _by_zone(rows: Iterable[WorkerRow]) -> tuple[list[WorkerRow], list[WorkerRow]]:
-    """Those that stay, and those on lent training GPUs."""
+    """Split workers into those that stay and those on lent training GPUs."""
     stay: list[WorkerRow] = []
     lent: list[WorkerRow] = []
     for row in rows:

@@ -290,7 +290,7 @@ class ElasticScheduler:
         self._expand(demand, now)
 
     def _admit(self, now: float) -> None:
-        """Those that come back one by one, and groups whose waiting is over."""
+        """Admit workers that come back one by one, and groups whose waiting is over."""
         group = self._joining()
         for row in self._table.rows.values():
             if row.status == "verified" and row.role == row.target_role and row.slot not in group:
@@ -398,7 +398,7 @@ class ElasticScheduler:
         ]
 
     def _empty_slots(self) -> dict[Slot, WorkerRow]:
-        """Those of preemptible workers that are gone."""
+        """Return the slots of preemptible workers that are gone."""
         rows = (row for row in self._table.rows.values() if row.status == "gone" and row.zone == "dedicated")
         return {row.slot: row for row in rows if self._zone(row) == "preemptible"}
 

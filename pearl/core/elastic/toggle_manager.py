@@ -84,7 +84,7 @@ class ToggleManager:
         return [row for row in self._table.rows.values() if row.zone == "overlap"]
 
     def start(self, now: float) -> None:
-        """At the beginning of a life: overlap engines come up before training takes the memory."""
+        """Start overlap engines at the beginning of a process life, before training takes the memory."""
         self.state.phase = "returning"
         self.state.op = OpId(0)
         self.state.was_lent = False
@@ -130,7 +130,7 @@ class ToggleManager:
         return True
 
     def on_trainer_lost(self, now: float) -> None:
-        """Its state is gone; what it held is free, what is lent comes back before it starts again."""
+        """Free what the training world held; what is lent comes back before it starts again."""
         state = self.state
         state.op = OpId(0)
         if held := self._gpus_table.held_by(TRAINING):
@@ -216,7 +216,7 @@ class ToggleManager:
             self._lifecycle.stop_planned(row, "training needs its GPUs", 0.0, now)
 
     def _clear_aborted_starts(self, row: WorkerRow) -> None:
-        """It came up."""
+        """Forget the aborted starts of a worker that came up."""
         if row.slot in self.state.aborted_starts:
             self.state.aborted_starts.remove(row.slot)
 

@@ -87,7 +87,7 @@ class WorkerLifecycle:
         self._move(row, "switching", now)
 
     def set_role(self, row: WorkerRow, now: float) -> None:
-        """Of a worker that is not routable and has nothing to do."""
+        """Change the role of a worker that is not routable and idle."""
         row.op = self._commands.new_op()
         row.role = row.target_role
         if row.status != "switching":
@@ -122,7 +122,7 @@ class WorkerLifecycle:
         self._commands.emit(StopWorker(row.slot, row.incarnation, grace_s, reason))
 
     def end(self, row: WorkerRow, reason: str, now: float) -> None:
-        """Its processes are gone; its attempts have been taken over already."""
+        """Note that a worker's processes have exited; its attempts have been taken over already."""
         if row.status not in INACTIVE:
             self._gpus_table.free(row.gpus, row.slot)
         row.op = OpId(0)

@@ -284,7 +284,7 @@ class Rollout:
             self.dispatcher.push(trajectory, now)
 
     def on_worker_lost(self, slot: Slot, now: float) -> None:
-        """Its attempts go on elsewhere from the tokens they have streamed."""
+        """Continue a lost worker's attempts elsewhere from the tokens they have streamed."""
         row = self._table.rows[slot]
         for trajectory in self._attempts.lose(row, now):
             if trajectory.restart:
@@ -309,7 +309,7 @@ class Rollout:
             self._attempts.abort(trajectory)
 
     def _end_late_steps(self, now: float) -> None:
-        """Of steps that run past their trajectory's deadline: the environment is closed, which cancels them."""
+        """End environment steps that run past their trajectory's deadline: closing the episode cancels them."""
         deadlines = self.state.step_deadlines
         while deadlines and (deadlines[0][0] <= now or deadlines[0][1] not in self.state.ops):
             _, op = heapq.heappop(deadlines)
@@ -366,7 +366,7 @@ class Rollout:
         self._close(trajectory)
 
     def restart_when_free(self, trajectory: Trajectory, reason: str) -> None:
-        """As ``restart``, after what it waits for has answered."""
+        """Restart a trajectory after what it waits for has answered."""
         if trajectory.phase == "ready":
             self.restart(trajectory, reason)
             return
@@ -375,7 +375,7 @@ class Rollout:
             self._attempts.abort(trajectory)
 
     def restart_mixed(self, version: Version) -> None:
-        """With partial rollout off, no trajectory goes on under other weights than it began with."""
+        """Restart trajectories that would continue under other weights than they began with (partial rollout off)."""
         for trajectory in list(self.state.trajectories.values()):
             begun = trajectory.end_version
             if (

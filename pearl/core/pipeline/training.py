@@ -302,7 +302,7 @@ class Training:
                     lost += used < buffer.group_size
         return twice, lost
 
-    def _settle_ledger(self, step: int) -> None:
+    def _reconcile_ledger(self, step: int) -> None:
         twice, lost = self._ledger(step)
         self.state.prompts_trained_twice += twice
         self.state.prompts_lost += lost
@@ -313,7 +313,7 @@ class Training:
                     self.state.trained_members.pop(prompt, None)
 
     def _forget_before(self, step: int) -> None:
-        self._settle_ledger(step)
+        self._reconcile_ledger(step)
         rollout = self._rollout
         for trajectory in [t for t in rollout.state.trajectories.values() if t.phase == "trained"]:
             if trajectory.cohort < step:

@@ -88,7 +88,7 @@ class Program:
         return code if code >= 0 else 128 - code
 
     async def wait(self) -> None:
-        """Until the program has ended, and with it everything that it started."""
+        """Wait until the program has ended, and with it everything that it started."""
         assert self._process.stdout is not None
         while block := await self._process.stdout.read(1 << 16):
             self._output += block

@@ -87,7 +87,7 @@ class Sandbox:
         await self._ask({"op": "write", "path": path}, content, 0.0)
 
     async def close(self) -> None:
-        """Harmless twice."""
+        """End the sandbox. Repeated calls do nothing."""
         process, self._process = self._process, None
         if process is not None:
             await _end(process)
@@ -162,7 +162,7 @@ def _bubblewrap(limits: SandboxLimits) -> list[str]:
 
 
 async def _last_words(process: asyncio.subprocess.Process) -> str:
-    """What it wrote to standard error, after it has been ended."""
+    """Return what the process wrote to standard error, after it has been ended."""
     await _end(process)
     assert process.stderr is not None
     return (await process.stderr.read(4096)).decode(errors="replace").strip()

@@ -38,7 +38,7 @@ class Limits:
         self.read_bytes = given["read_bytes"]
 
     def apply(self, seconds: float) -> None:
-        """On a command, before it begins."""
+        """Apply the limits to a command, before it begins."""
         limits = {
             resource.RLIMIT_AS: self.memory_bytes,
             resource.RLIMIT_FSIZE: self.disk_bytes,
@@ -109,7 +109,8 @@ def execute(request: dict[str, Any], limits: Limits) -> tuple[dict[str, Any], by
 def _follow(
     process: "subprocess.Popen[bytes]", output: Output, outcome: dict[str, Any], end: float, limits: Limits
 ) -> None:
-    """Until it has ended, or has to. Its output may stay open longer, in what it left running."""
+    """Watch the command until it has ended, or has to be. Its output may stay open longer, in what it left
+    running."""
     assert process.stdout is not None
     pipe = process.stdout.fileno()
     next_look = 0.0
@@ -137,7 +138,7 @@ def _follow(
 
 
 def _exceeded(limits: Limits) -> str:
-    """Which limit all processes of this namespace together are over."""
+    """Return which limit all processes of this namespace together exceed."""
     pids = [name for name in os.listdir("/proc") if name.isdigit() and name != "1"]
     if len(pids) > limits.processes:
         return "processes"

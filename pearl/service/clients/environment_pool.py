@@ -93,7 +93,7 @@ class EnvironmentPool:
             say(f"environment worker {process.slot} died{under}: {loss.reason}; starting again")
 
     async def _live(self, process: ManagedProcess) -> tuple[Loss, str]:
-        """How it ended, and the task that is to blame for that, if any is."""
+        """Run one environment worker; returns how it ended, and the task that is to blame for that, if any is."""
         if await self._processes.start(process) is not None:
             self._load[process.name] = 0
             self._logs[process.name] = process.log_directory
@@ -217,7 +217,7 @@ class EnvironmentPool:
         await self._inbox.put(EnvironmentResult(event, command.turn, outcome.observation))
 
     async def _bind(self, episode: Episode) -> bool:
-        """To the worker with the fewest episodes; waits for one to come up. False when none does."""
+        """Bind the episode to the worker with the fewest; waits for one to come up. False when none does."""
         try:
             async with asyncio.timeout(self._config.runtime.start_timeout_s):
                 episode.peer = await self._least_loaded()

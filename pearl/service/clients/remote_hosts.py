@@ -50,13 +50,13 @@ class RemoteHosts:
         self._hosts: dict[str, Host] = {}
 
     def hosts(self) -> set[str]:
-        """On which something can be started now."""
+        """Return the hosts on which something can be started now."""
         return {LOCAL_HOST} | {host.name for host in self._hosts.values() if not host.is_leaving}
 
     # what agents say
 
     def joined(self, agent: str) -> None:
-        """It said hello; what it has to offer follows."""
+        """Note an agent's hello; its report follows."""
         self._watch.add(agent, lambda reason: self.lose(agent, reason))
 
     def report(self, agent: str, report: AgentReport) -> None:
@@ -77,7 +77,7 @@ class RemoteHosts:
         self._inbox.put_urgent(GpusArrived(gpus))
 
     def notice(self, agent: str, notice: Notice) -> None:
-        """Its GPUs are reclaimed; the core returns those that are not there right away."""
+        """Reclaim the agent's GPUs; the core returns those that are not there right away."""
         host = self._of(agent)
         if host is None:
             return
@@ -87,7 +87,7 @@ class RemoteHosts:
         self._inbox.put_urgent(event)
 
     def lose(self, agent: str, reason: str) -> None:
-        """It is gone; nothing happens when it was given up before."""
+        """Note that an agent is gone; does nothing when it was given up before."""
         self._watch.remove(agent)
         self._server.drop(agent, reason)
         host = self._of(agent)
@@ -100,11 +100,8 @@ class RemoteHosts:
         self._processes.lose_agent(host.name, f"its host {host.name} has left: {reason}")
 
     def _make_way(self, old: Host, agent: str) -> None:
-        """For the same agent in a new life, or another one where the old has no connection any more.
-
-        Raises:
-            ValueError: the old one is there.
-        """
+        """Drop the former connection of the same agent, or of another one with its name that has no connection any
+        more."""
         hello = self._server.hello(old.agent)
         if hello.slot != self._server.hello(agent).slot and self._server.is_connected(old.agent):
             raise ValueError(
@@ -145,7 +142,7 @@ class RemoteHosts:
     # what agents are told
 
     def return_gpus(self, gpus: Sequence[GpuId]) -> None:
-        """Nothing of the run uses them any more."""
+        """Confirm to the agent that nothing of the run uses its GPUs any more."""
         for host in self._hosts.values():
             mine = tuple(gpu for gpu in host.gpus if gpu in gpus)
             if not mine:

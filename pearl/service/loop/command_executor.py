@@ -137,7 +137,7 @@ class CommandExecutor:
         self.finished = command
 
     def _release(self, trajectory: TrajectoryId) -> None:
-        """What is still on its way for the trajectory must not reach its next tokens."""
+        """Drop what is still under way for the trajectory: it must not reach its next tokens."""
         self._frames.release(trajectory)
         self._environments.close(trajectory)
 

@@ -43,7 +43,7 @@ class EventIngest:
         self._vocabulary_size = vocabulary_size
         self._clock = clock
         self._error_log = RateLimitedLogger(log, period_s=5.0)
-        self._condemn = terminate
+        self._terminate = terminate
         self._abort = abort
 
     def to_event(self, item: Item) -> events.AnyEvent | None:
@@ -63,7 +63,7 @@ class EventIngest:
             event, ended = self._frames.take(*frame)
         except BrokenFrameError as error:
             self._frames.close_worker(frame.slot, frame.incarnation)
-            self._condemn(frame.slot, frame.incarnation, f"broke the protocol: {error}")
+            self._terminate(frame.slot, frame.incarnation, f"broke the protocol: {error}")
             return None
         for attempt in ended:
             self._abort(frame.slot, frame.incarnation, attempt)

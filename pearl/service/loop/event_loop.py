@@ -38,7 +38,7 @@ class EventLoop:
         core: Coordinator,
         clock: RunClock,
         inbox: Inbox,
-        admission: EventIngest,
+        ingest: EventIngest,
         executor: CommandExecutor,
         store: TokenStore,
         journal: Journal,
@@ -47,7 +47,7 @@ class EventLoop:
         self._core = core
         self._clock = clock
         self._inbox = inbox
-        self._ingest = admission
+        self._ingest = ingest
         self._executor = executor
         self._store = store
         self._journal = journal
@@ -56,7 +56,7 @@ class EventLoop:
         self._commands: list[AnyCommand] = []
 
     async def run(self) -> Finish:
-        """Until the core's Finish. After an OSError (disk full, say) the run must end."""
+        """Run until the core's Finish. After an OSError (disk full, say) the run must end."""
         while self._executor.finished is None:
             self.handle(await self._inbox.take(self._until_wakeup(), BATCH_ITEMS))
             # The sockets' turn: what is urgent comes in, and is done, between two batches.

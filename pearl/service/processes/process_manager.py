@@ -86,7 +86,7 @@ class ProcessManager:
         self._agents[host] = agent
 
     def lose_agent(self, host: str, reason: str) -> None:
-        """It is gone, and with it all that it started; the managed end at once."""
+        """Note that an agent is gone, and with it all that it started."""
         agent = self._agents.pop(host)
         for process in self._lifecycle.values():
             if process.agent == agent:
@@ -100,7 +100,7 @@ class ProcessManager:
             process.greeted.set_result(hello)
 
     def on_exit(self, agent: str, told: GroupExited) -> None:
-        """Of the groups that this agent was asked to start, one is gone."""
+        """Note that a group that this agent was asked to start has exited."""
         process = self._lifecycle.get(told.group)
         if process is None or process.exited.done():
             return
@@ -193,7 +193,7 @@ class ProcessManager:
 
 
 def _is_heading(line: str) -> bool:
-    """Of a file's part of the log's end."""
+    """Return whether a line is the heading of a file's part of the log's end."""
     return line.startswith("[") and line.endswith(".log]")
 
 

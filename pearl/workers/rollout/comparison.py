@@ -173,7 +173,7 @@ def wrong_draw(rows: torch.Tensor, answer: _Answer, tolerance: float) -> int | N
 
 
 def _uniforms(seed: int, first: int, count: int) -> torch.Tensor:
-    """Of the tokens at the positions from ``first`` on."""
+    """Return the uniforms of the tokens at the positions from ``first`` on."""
     keys = np.full(count, splitmix64(seed), np.uint64)
     bits = counter_bits(keys, np.arange(first, first + count))
     return torch.from_numpy((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)

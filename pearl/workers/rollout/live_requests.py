@@ -81,7 +81,7 @@ class Requests:
         await self.send_frame()
 
     def _emit_live(self, delta: Delta) -> None:
-        """Of the engine: what comes after an attempt's end has been told already."""
+        """Pass on the engine's delta unless the attempt's end has been reported already."""
         if delta.attempt in self._live:
             self._emit(delta)
 

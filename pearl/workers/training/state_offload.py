@@ -35,7 +35,8 @@ class TrainingResidency:
         self._saver = saver
 
     def offload(self) -> list[Report]:
-        """Between steps only. A rank that fails says so in its report; the others are offloaded nevertheless."""
+        """Offload the training state, between steps only. A rank that fails reports it; the others are offloaded
+        nevertheless."""
         try:
             if self._saver is None:
                 self._saver = saver_for(self._device)

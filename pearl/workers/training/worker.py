@@ -115,7 +115,7 @@ class Rank:
             )
 
     def lead(self, command: Command) -> Reply | None:
-        """On rank 0: have all ranks execute it."""
+        """Have all ranks execute a command; called on rank 0."""
         self.channel.send(command)
         return self.execute(command)
 
