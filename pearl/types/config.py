@@ -90,8 +90,21 @@ class TrainingConfig(Section, frozen=True):
     max_grad_norm: float = 1.0
     clip_low: float = 0.2
     clip_high: float = 0.28
-    tis_cap: float = 2.0  # truncated importance sampling between rollout and training log-probs
-    kl_coefficient: float = 0.0  # against the initial weights
+    objective: Literal["ppo", "gspo", "cispo"] = "ppo"  # gspo: clipped by trajectory; cispo: clipped weight
+    loss: str = (
+        ""  # own "package.module:function" in place of objective and correction; see docs/objectives.md
+    )
+    loss_aggregation: Literal["token", "trajectory", "constant", "prompt"] = "token"  # what the mean is over
+    advantage: str = "group"  # "group", "leave-one-out", "batch", or own "package.module:function"
+    tis_cap: float = 2.0  # upper bound of the importance ratio between training and rollout log-probs
+    correction_low: float = 0.0  # lower bound of that ratio
+    correction_level: Literal["token", "sequence", "geometric", "none"] = "token"  # of what the ratio is
+    correction_kind: Literal["truncate", "mask"] = "truncate"  # out of bounds: the bound, or no loss
+    entropy_coefficient: float = 0.0  # of a bonus, per token
+    kl_coefficient: float = 0.0  # against the weights RL began with
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    kl_in: Literal["loss", "reward"] = "loss"  # reward: a trajectory's sum is taken from its reward
+    reference_reset_every: int = 0  # steps after which the KL term is against the weights of then; 0 = never
     updates_per_step: int = 1  # optimizer steps a batch; groups are dealt to them in prompt order
     normalize_by_std: bool = True  # group advantage / (std + 1e-6); False = mean only
     tokens_per_micro_batch: int = 8192
