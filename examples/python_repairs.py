@@ -1,72 +1,82 @@
-"""An agent that repairs one-line Python functions and may run the tests first.
+"""An agent that repairs one-line Python functions: it answers with code, sees which test fails, and may try again.
 
     pearl run examples/python_repairs.toml model.path=MODEL_DIRECTORY
 
-Its code runs the model's: in a process of its own with limits on time and memory, which is no sandbox.
+It runs the model's code in a process of its own with limits on time and memory, which is no sandbox.
 """
 
 import asyncio
-import json
+import re
 import resource
 import sys
 from typing import Any
 
 from pearl.envs.agents import Client, TruncatedError
 
+PAIRS, NUMBERS, LISTS = [(3, 4), (7, 2), (-5, 1)], [(4,), (7,), (-2,)], [([3, 1, 2],), ([9, 8],)]
 FUNCTIONS = [
-    ("add", "a, b", "a - b", "a + b", [(3, 4), (7, 2), (-5, 1)]),
-    ("sub", "a, b", "a + b", "a - b", [(3, 4), (7, 2), (-5, 1)]),
-    ("mul", "a, b", "a + b", "a * b", [(3, 4), (7, 2), (-5, 1)]),
-    ("is_even", "n", "n % 2 == 1", "n % 2 == 0", [(4,), (7,), (-2,)]),
-    ("is_positive", "n", "n < 0", "n > 0", [(4,), (7,), (-2,)]),
-    ("square", "x", "x + x", "x * x", [(4,), (7,), (-2,)]),
-    ("last", "xs", "xs[0]", "xs[-1]", [([3, 1, 2],), ([9, 8],)]),
-    ("maximum", "a, b", "min(a, b)", "max(a, b)", [(3, 4), (7, 2), (-5, 1)]),
+    ("add", "a, b", "a - b", "a + b", PAIRS),
+    ("sub", "a, b", "a + b", "a - b", PAIRS),
+    ("mul", "a, b", "a + b", "a * b", PAIRS),
+    ("minimum", "a, b", "max(a, b)", "min(a, b)", PAIRS),
+    ("is_even", "n", "n % 2 == 1", "n % 2 == 0", NUMBERS),
+    ("is_positive", "n", "n < 0", "n > 0", NUMBERS),
+    ("square", "x", "x + x", "x * x", NUMBERS),
+    ("double", "x", "x * 3", "x * 2", NUMBERS),
+    ("last", "xs", "xs[0]", "xs[-1]", LISTS),
+    ("length", "xs", "len(xs) - 1", "len(xs)", LISTS),
+    ("maximum", "a, b", "min(a, b)", "max(a, b)", PAIRS),
+    ("is_negative", "n", "n > 0", "n < 0", NUMBERS),
+    ("triple", "x", "x * 2", "x * 3", NUMBERS),
+    ("first", "xs", "xs[-1]", "xs[0]", LISTS),
 ]
-RUN_TESTS = {
-    "type": "function",
-    "function": {
-        "name": "run_tests",
-        "description": "Runs the tests on your version of the function and says what fails.",
-        "parameters": {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]},
-    },
-}
+NUM_TRAIN = 10
+NUM_TRIES = 2
 LIMIT_S = 5.0
 MEMORY_BYTES = 512 << 20
 
 
 def tasks(split: str) -> list[dict[str, Any]]:
     """Functions are for training or for evaluation, never for both."""
-    chosen = FUNCTIONS[:6] if split == "train" else FUNCTIONS[6:]
+    chosen = FUNCTIONS[:NUM_TRAIN] if split == "train" else FUNCTIONS[NUM_TRAIN:]
     return [
-        {"code": f"def {name}({names}):\n    return {broken}\n", "tests": _tests(name, names, right, cases)}
+        {
+            "name": name,
+            "code": f"def {name}({names}):\n    return {broken}",
+            "tests": _tests(name, names, right, cases),
+        }
         for name, names, broken, right, cases in chosen
     ]
 
 
 async def rollout(task: dict[str, Any], client: Client) -> float:
-    """1 for code that passes all tests, 0.1 for the use of the tool without success."""
+    """1 for code that passes all tests, half of it on the second try; a tenth for code of the right name."""
     messages: list[Any] = [
-        {"role": "system", "content": "You repair Python functions. Call run_tests with the whole function."},
-        {"role": "user", "content": f"Repair this function:\n{task['code']}"},
+        {"role": "system", "content": "You are a coding assistant. Answer with code only."},
+        {
+            "role": "user",
+            "content": f"Fix the bug in this Python function.\n```python\n{task['code']}\n```\n"
+            f"It must pass: {task['tests'][0]}\nReply with the corrected function in a python code block.",
+        },
     ]
     reward = 0.0
-    while reward < 1.0:
+    for tries in range(NUM_TRIES):
         try:
-            reply = await client.chat.completions.create(messages=messages, tools=[RUN_TESTS])
+            reply = await client.chat.completions.create(messages=messages)
         except TruncatedError:  # out of turns or context: what it has reached counts
             return reward
-        message = reply.choices[0].message
-        messages.append(message)
-        if not message.tool_calls:
-            return reward
-        for call in message.tool_calls:
-            code = str(json.loads(call.function.arguments).get("code", ""))
-            failure = await run(code, task["tests"])
-            reward = max(reward, 0.1 if failure else 1.0)
-            messages.append(
-                {"role": "tool", "tool_call_id": call.id, "content": failure or "All tests pass."}
-            )
+        answer = reply.choices[0].message.content or ""
+        code = re.search(r"```(?:python)?\n(.*?)```", answer, re.DOTALL)
+        if code is None:
+            failure = "there is no python code block"
+        elif not (failure := await run(code[1], task["tests"])):
+            return 1.0 / (tries + 1)
+        if code is not None and f"def {task['name']}(" in code[1]:
+            reward = 0.1
+        messages += [
+            reply.choices[0].message,
+            {"role": "user", "content": f"That fails: {failure}\nReply with the corrected function."},
+        ]
     return reward
 
 

@@ -15,6 +15,7 @@ import msgspec
 
 from benchmarks.paper import beyond, fig2a, fig2c, fig4, fig5, fig6, fig7, fig8, page, regret, table2, table3
 from benchmarks.paper.figure import Figure, Module, Scale
+from benchmarks.paper.remarks import with_computed
 from benchmarks.paper.runner import RESULTS, Run, Runs, run_missing
 
 MODULES: tuple[Module, ...] = (
@@ -44,7 +45,7 @@ def planned(modules: tuple[Module, ...], scale: Scale) -> list[Run]:
 
 def evaluated(module: Module, runs: Runs, scale: Scale) -> Figure:
     """With the number of runs that it rests on, where some are missing."""
-    figure, wanted = module.evaluate(runs, scale), dict.fromkeys(module.plan(scale))
+    figure, wanted = with_computed(module.evaluate(runs, scale)), dict.fromkeys(module.plan(scale))
     there = sum(run in runs.found for run in wanted)
     if there == len(wanted):
         return figure

@@ -85,11 +85,9 @@ def evaluate(runs: Runs, scale: Scale) -> Figure:
             )
         ],
         remarks=[
-            "Here one ratio is best throughout and a split still gains at 96: the paper's crossing to "
-            "colocation, a matter "
-            "of its kernels and links, is not there. The load-bound set was not fitted to this figure.",
-            "Cache-aware routing of colocated workers is the baseline that a prefill-decode split must "
-            "beat to be worth "
+            "The load-bound set was not fitted to this figure.",
+            "Cache-aware routing of colocated workers is the baseline that a prefill-decode split must beat to "
+            "be worth "
             "its trouble; the paper does not show it.",
         ],
     )

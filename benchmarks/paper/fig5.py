@@ -110,36 +110,6 @@ def _rows(runs: Runs, scale: Scale, model: str) -> list[list[str]]:
     return rows
 
 
-def orderings(runs: Runs, scale: Scale) -> list[str]:
-    """Each of the paper's orderings, and whether it holds here on means."""
-    told = []
-    for model, title in MODELS.items():
-        found = {
-            (s, p): mean_of(_mean_throughput(runs, scale, model, s, p)) or 0.0
-            for s in SEGMENTS
-            for p in POLICIES
-        }
-        if not all(found.values()):
-            continue  # runs are missing
-        for segment in SEGMENTS:
-            at = {policy: found[segment, policy] for policy in POLICIES}
-            holds = at["pearl"] > max(at["roll-large"], at["rlboost+"]) and at["roll"] < min(
-                at["roll-large"], at["rlboost+"]
-            )
-            told.append(f"{title}, segment {segment}: pearl > roll-large, rlboost+ > roll: {_held(holds)}.")
-        gains = {s: found[s, "pearl"] / found[s, "rlboost+"] for s in SEGMENTS if found[s, "rlboost+"]}
-        largest = max(gains, key=lambda s: gains[s], default=0)
-        told.append(
-            f"{title}: gain over rlboost+ largest in segment 2: {_held(largest == 2)}"
-            + ("." if largest == 2 else f"; here in segment {largest}.")
-        )
-    return told
-
-
-def _held(holds: bool) -> str:
-    return "holds" if holds else "does not hold"
-
-
 def evaluate(runs: Runs, scale: Scale) -> Figure:
     return Figure(
         name="fig5",
@@ -170,17 +140,14 @@ def evaluate(runs: Runs, scale: Scale) -> Figure:
             ),
         ],
         remarks=[
-            *orderings(runs, scale),
-            "PEARL over ROLL is near the paper's with the smaller model. With the larger one it is "
-            "below: its "
-            "prefill is lighter and the fixed part of an iteration a larger share, which more workers do not "
-            "divide. Over RLBoost+ it is larger, "
-            "since RLBoost+ is weaker here: in strict "
-            "batches with each trajectory on one worker, GPUs that come in the middle of a batch are of "
-            "use from the next "
-            "one on. The paper does not say how its RLBoost+ routes; with cache-aware routing (last "
-            "column) most of the "
-            "difference goes, and what is left is mainly borrowing: 8 workers beside 2 to 8.",
+            "In strict batches with each trajectory on one worker, GPUs that come in the middle of a batch are "
+            "of use to "
+            "RLBoost+ from the next one on. The paper does not say how its RLBoost+ routes: the last column has "
+            "it with "
+            "cache-aware routing, beside which PEARL's borrowing of 8 workers remains.",
+            "The fixed part of an iteration is one constant here, also for the larger model, whose experts make "
+            "it grow "
+            "with the sequences in it on real GPUs: more workers may pay more there than the table shows.",
             "ROLL ends about 5 steps in two hours, and only whole ones count: a large part of the intervals.",
         ],
     )

@@ -110,15 +110,9 @@ def evaluate(runs: Runs, scale: Scale) -> Figure:
         remarks=[
             "A, B and C route cache-aware, ROLL keeps a trajectory on one worker; the first bar is what routing alone "
             "brings.",
-            "A alone adds about nothing here, in the paper 8 to 15 %: with few GPUs the engine colocates, with many a "
-            "split is worth as much as colocation. An iteration of these engines slows by the prefill in it and by no "
-            "more; what else interference costs on real GPUs is not modelled.",
-            "With borrowing, gains are the paper's in kind and size: largest with 4 GPUs, falling as the pool grows.",
-            "With 4 GPUs the engine colocates, as the paper says. The forced split costs next to nothing here until "
-            "the batch's KV outgrows the one worker that decodes, which is beyond 64 trajectories; the paper's loses "
-            "at its batch size already, of which it does not say the reason.",
-            "The gate admits nearly always at these costs, so that C is close to B; the paper's differences between "
-            "them are from gates that learn their costs.",
+            "An iteration of these engines slows by the prefill in it and by no more: what else interference costs on "
+            "real GPUs is not modelled.",
+            "The load-bound costs were fitted to Fig. 2(a), not to this figure.",
         ],
     )
 

@@ -72,6 +72,10 @@ class Module(NamedTuple):
     plan: Callable[[Scale], list[Run]]
     evaluate: Callable[[Runs, Scale], Figure]
 
+    def fixed_remarks(self, runs: Runs, scale: Scale) -> list[str]:
+        """What the figure's code says whatever the runs gave."""
+        return self.evaluate(runs, scale).remarks
+
 
 class Estimate(NamedTuple):
     mean: float

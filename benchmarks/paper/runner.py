@@ -92,7 +92,7 @@ def perform(job: Job) -> Outcome:
     simulation = build(job)
     with relaxed_gc():
         finish = simulation.run(job.horizon_s)
-    chosen = {str(line["workers"]): line["target"] for line in simulation.metrics.decisions}
+    chosen = {str(decision.workers): decision.target for decision in simulation.metrics.decisions}
     result = result_of(job, simulation, finish)
     return Outcome(
         result,

@@ -1,6 +1,6 @@
 """The ``pearl`` command. Imports what a command needs when it runs, so that help and mistakes answer at once.
 
-Exit codes: 0 done, 1 it failed, 2 it was asked wrongly, 130 and 143 stopped by SIGINT and SIGTERM.
+Exit codes: 0 done, 1 it failed, 2 usage error, 130 and 143 stopped by SIGINT and SIGTERM.
 """
 
 import argparse
@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from pearl.cli.numbers import MAX_GPUS, MAX_GPUS_PER_NODE, MAX_WAIT_S, number, whole
 from pearl.cli.output import drop_output
 from pearl.config.schema import ConfigError
 
@@ -24,6 +25,7 @@ usage: pearl COMMAND ...
                                the allocation of N workers, with all predicted makespans
   simulate CONFIG --policy P[,P...]
                                policies side by side, on a virtual clock
+  trace inspect F              what a trace of preemptible GPUs would play
   replay RUN_DIR               check a run's journal against a fresh core
   report RUN_DIR               one static HTML page about a run
 
@@ -48,6 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return command(words[1:])
     except ValueError as error:  # what a person got wrong; a bug of a running job comes as an ExceptionGroup
         return _fail(str(error), EXIT_USAGE)
+    except SystemExit as end:
+        if end.code != EXIT_USAGE:
+            raise
+        return EXIT_USAGE  # argparse has said why
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -99,7 +105,7 @@ def _status(words: Sequence[str]) -> int:
         "--watch",
         nargs="?",
         const=1.0,
-        type=_seconds,
+        type=number(0.05, 3600, "seconds"),
         metavar="SECONDS",
         help="again and again, until the run ends (every second unless said otherwise)",
     )
@@ -123,14 +129,23 @@ def _preempt(words: Sequence[str]) -> int:
         action.add_argument(
             "--gpus", required=True, metavar="ID[,ID..]|N", help="ids, or how many: the run chooses"
         )
-    reclaim.add_argument("--grace", type=float, default=30.0, metavar="S", help="seconds (default: 30)")
+    grace = number(0, MAX_WAIT_S, "seconds")
+    reclaim.add_argument("--grace", type=grace, default=30.0, metavar="S", help="seconds (default: 30)")
     replay.add_argument(
         "trace", type=Path, metavar="TRACE", help="launch/traces/README.md says what it may be"
     )
-    replay.add_argument("--speed", type=float, default=1.0, metavar="X", help="times faster than recorded")
-    replay.add_argument("--max-gpus", type=int, metavar="N", help="leave out what goes beyond so many")
     replay.add_argument(
-        "--gpus-per-node", type=int, default=1, metavar="N", help="of a trace of nodes (default: 1)"
+        "--speed", type=number(1e-3, 1e6), default=1.0, metavar="X", help="times faster than recorded"
+    )
+    replay.add_argument(
+        "--max-gpus", type=whole(1, MAX_GPUS), metavar="N", help="leave out what goes beyond so many"
+    )
+    replay.add_argument(
+        "--gpus-per-node",
+        type=whole(1, MAX_GPUS_PER_NODE),
+        default=1,
+        metavar="N",
+        help="of a trace of nodes (default: 1)",
     )
     options = parser.parse_args(words)
     from pearl.cli import preempt
@@ -153,14 +168,6 @@ def _agent(words: Sequence[str]) -> int:
     return agent(words)
 
 
-def _seconds(text: str) -> float:
-    """For argparse: a length of time that one can wait."""
-    seconds = float(text)
-    if not 0.05 <= seconds <= 3600:
-        raise argparse.ArgumentTypeError(f"{text}: give seconds, from 0.05 to 3600")
-    return seconds
-
-
 def _decide(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="pearl decide",
@@ -169,7 +176,7 @@ def _decide(words: Sequence[str]) -> int:
     )
     parser.add_argument("overrides", nargs="*", metavar="section.key=number", help="other numbers for F")
     parser.add_argument("--profile", type=Path, metavar="F", help="JSON, as in launch/profiles/")
-    parser.add_argument("--workers", type=int, metavar="N", help="rollout workers there are")
+    parser.add_argument("--workers", type=whole(1, 100_000), metavar="N", help="rollout workers there are")
     parser.add_argument("--current", metavar="4P9D", help="allocation of now: a switch must gain enough")
     parser.add_argument(
         "--makespan", default="closed-form", help="model of the makespan (closed-form, fluid, network)"
@@ -193,8 +200,8 @@ def _decide(words: Sequence[str]) -> int:
 def _simulate(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="pearl simulate",
-        usage="pearl simulate CONFIG [key=value ...] --policy P[,P...] [--trace F] [--seed N | --seeds A-B] "
-        "[--workload W] [--hardware H] [--seconds S] [--json F]",
+        usage="pearl simulate CONFIG [key=value ...] --policy P[,P...] [--trace F [--max-gpus N]] "
+        "[--seed N | --seeds A-B] [--workload W] [--hardware H] [--seconds S] [--json F]",
         description="What the job would do under each policy, on a virtual clock.",
     )
     parser.add_argument(
@@ -202,6 +209,12 @@ def _simulate(words: Sequence[str]) -> int:
     )
     parser.add_argument("--policy", required=True, help="names, with commas; ratios are to the first")
     parser.add_argument("--trace", type=Path, help="of preemptible GPUs")
+    parser.add_argument(
+        "--max-gpus",
+        type=whole(1, MAX_GPUS),
+        metavar="N",
+        help="leave out what of the trace goes beyond so many",
+    )
     seeds = parser.add_mutually_exclusive_group()
     seeds.add_argument("--seed", help="default 0")
     seeds.add_argument("--seeds", help="a range, for example 0-9: means, and pairs of equal seed")
@@ -209,7 +222,12 @@ def _simulate(words: Sequence[str]) -> int:
         "--workload", default="swebench", help="swebench (default), a profile, or a run's trajectories"
     )
     parser.add_argument("--hardware", help="a profile's name or file (default: the model's data sheet)")
-    parser.add_argument("--seconds", type=float, default=7200.0, help="of simulated time (default 7200)")
+    parser.add_argument(
+        "--seconds",
+        type=number(1e-3, 365 * 86_400, "seconds"),
+        default=7200.0,
+        help="of simulated time (default 7200)",
+    )
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     options = parser.parse_intermixed_args(words)
     configs = [word for word in options.words if "=" not in word]
@@ -222,12 +240,44 @@ def _simulate(words: Sequence[str]) -> int:
             config=Path(configs[0]),
             overrides=tuple(word for word in options.words if "=" in word),
             policies=options.policy,
-            seeds=options.seeds or options.seed or "0",
+            seeds=next((text for text in (options.seeds, options.seed) if text is not None), "0"),
             trace=options.trace,
+            max_gpus=options.max_gpus,
             workload=options.workload,
             hardware=options.hardware,
             seconds=options.seconds,
             json=options.json,
+        )
+    )
+
+
+def _trace(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="pearl trace", description="Traces of preemptible GPUs.")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="inspect")
+    inspect = actions.add_parser(
+        "inspect", help="what a trace would play: figures and a plot; nothing is started"
+    )
+    inspect.add_argument("trace", type=Path, metavar="F", help="launch/traces/README.md says what it may be")
+    inspect.add_argument("--speed", type=number(1e-3, 1e6), default=1.0, metavar="X", help="times faster")
+    inspect.add_argument(
+        "--max-gpus", type=whole(1, MAX_GPUS), metavar="N", help="leave out what goes beyond"
+    )
+    inspect.add_argument(
+        "--gpus-per-node",
+        type=whole(1, MAX_GPUS_PER_NODE),
+        default=1,
+        metavar="N",
+        help="of a trace of nodes or instances (default: 1)",
+    )
+    inspect.add_argument("--json", action="store_true", help="all figures and levels as one JSON object")
+    inspect.add_argument("--html", type=Path, metavar="FILE", help="also write one static page")
+    options = parser.parse_args(words)
+    from pearl.cli.trace import Request
+    from pearl.cli.trace import inspect as show
+
+    return show(
+        Request(
+            options.trace, options.speed, options.max_gpus, options.gpus_per_node, options.html, options.json
         )
     )
 
@@ -300,6 +350,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "agent": _agent,
     "decide": _decide,
     "simulate": _simulate,
+    "trace": _trace,
     "replay": _replay,
     "report": _report,
 }

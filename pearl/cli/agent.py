@@ -1,15 +1,15 @@
 """``pearl agent``: this host's GPUs join a run and leave it again.
 
-Exit codes: 0 left as asked (a signal, the end of the run), 1 not let in or the coordinator is lost, 2 asked wrongly.
+Exit codes: 0 left as asked (a signal, the end of the run), 1 not let in or the coordinator is lost, 2 usage error.
 """
 
 import argparse
-import math
 import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pearl.cli.numbers import MAX_GPUS_PER_NODE, number, whole
 from pearl.config import ConfigError
 from pearl.runtime.agent import VIRTUAL_GPU_BYTES, join, make_report
 from pearl.runtime.preemptible_agent import GivenUpError, JoinOptions
@@ -19,6 +19,8 @@ from pearl.types.config import RuntimeConfig
 from pearl.types.messages.control import AgentReport
 
 FAILED = 1
+MAX_LIFETIME_S = 365 * 86_400.0
+SECONDS = number(0, MAX_LIFETIME_S, "seconds")
 DESCRIPTION = """\
 Have this host's GPUs join a run as preemptible ones. It needs the model at the same path as the coordinator's host has
 it (the built-in one needs nothing); all other settings come from the coordinator.
@@ -32,7 +34,7 @@ def agent(words: Sequence[str]) -> int:
     """Serve until it leaves.
 
     Raises:
-        ConfigError: it was asked wrongly.
+        ConfigError: on a usage error.
     """
     options = _parse(words)
     join_options, report = _join_options(options), _report(options)
@@ -54,10 +56,15 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     add("--coordinator", required=True, metavar="ADDRESS", help="HOST:PORT; pearl run says it when it starts")
     add("--run-id", default="", metavar="ID", help="join this run only (default: whichever is there)")
     add("--host", metavar="NAME", help="of this host in GPU ids (default: its host name)")
-    add("--virtual-gpus", type=int, metavar="N", help="offer so many stand-ins instead of the host's GPUs")
-    add("--grace", type=_seconds, default=30.0, metavar="S", help="between notice and end (default: 30)")
-    add("--lifetime", type=_seconds, metavar="S", help="the host is taken away S seconds from now")
-    add("--rejoin", type=_seconds, default=60.0, metavar="S", help="how long to try to join (default: 60)")
+    add(
+        "--virtual-gpus",
+        type=whole(1, MAX_GPUS_PER_NODE),
+        metavar="N",
+        help="offer so many stand-ins instead of the host's GPUs",
+    )
+    add("--grace", type=SECONDS, default=30.0, metavar="S", help="between notice and end (default: 30)")
+    add("--lifetime", type=SECONDS, metavar="S", help="the host is taken away S seconds from now")
+    add("--rejoin", type=SECONDS, default=60.0, metavar="S", help="how long to try to join (default: 60)")
     add(
         "--log-dir",
         type=Path,
@@ -66,14 +73,14 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     )
     add(
         "--lease",
-        type=_seconds,
+        type=number(0.02, 86_400, "seconds"),
         default=defaults.lease_s,
         metavar="S",
         help=f"a coordinator silent for so long is lost (default: {defaults.lease_s:g})",
     )
     add(
         "--heartbeat",
-        type=_seconds,
+        type=number(0.01, 3600, "seconds"),
         default=defaults.heartbeat_period_s,
         metavar="S",
         help=f"how often to say that this host is there (default: {defaults.heartbeat_period_s:g})",
@@ -85,6 +92,11 @@ def _join_options(options: argparse.Namespace) -> JoinOptions:
     defaults = RuntimeConfig()
     if options.log_dir is not None and options.log_dir.exists() and not options.log_dir.is_dir():
         raise ConfigError(f"--log-dir {options.log_dir}: is a file")
+    if options.lease < 2 * options.heartbeat:
+        raise ConfigError(
+            f"--lease {options.lease:g}: is less than two heartbeats (--heartbeat {options.heartbeat:g}): the "
+            "connection would be given up while it is good"
+        )
     return JoinOptions(
         address=_address(options.coordinator),
         run_id=options.run_id,
@@ -103,8 +115,6 @@ def _report(options: argparse.Namespace) -> AgentReport:
     host = options.host if options.host is not None else socket.gethostname()
     if not host or "/" in host or host == LOCAL_HOST:
         raise ConfigError(f'--host "{host}": cannot be the name of a host that joins; choose another one')
-    if options.virtual_gpus is not None and not 1 <= options.virtual_gpus <= 1024:
-        raise ConfigError(f"--virtual-gpus {options.virtual_gpus}: give a number from 1 to 1024")
     report = make_report(host, options.virtual_gpus, VIRTUAL_GPU_BYTES, preemptible=True)
     if not report.gpus:
         raise ConfigError(
@@ -114,7 +124,7 @@ def _report(options: argparse.Namespace) -> AgentReport:
 
 
 def _address(text: str) -> str:
-    """With its scheme."""
+    """Return the coordinator's address with its scheme."""
     try:
         address = tcp_address.parse(text if "://" in text else f"tcp://{text}")
     except ValueError:
@@ -124,10 +134,3 @@ def _address(text: str) -> str:
             f'--coordinator "{text}": is not HOST:PORT (an IPv6 address in brackets); pearl run says it when it starts'
         )
     return str(address)
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not (math.isfinite(seconds) and seconds >= 0):
-        raise argparse.ArgumentTypeError(f"{text}: give seconds, from 0 on")
-    return seconds

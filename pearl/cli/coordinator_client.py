@@ -76,7 +76,7 @@ class CoordinatorClient:
         return reply.json
 
     async def preempt(self, message: Preempt) -> PreemptReply:
-        """Which GPUs arrive or are reclaimed. Raises as ``ask`` does."""
+        """Ask for GPUs to arrive or to be reclaimed; returns which. Raises as ``call`` does."""
         reply = await self.call(message)
         assert isinstance(reply, PreemptReply), f"a preemption was answered with {type(reply).__name__}"
         return reply
@@ -114,11 +114,7 @@ def select_run(run_dir: Path | None, *, changes_it: bool = False) -> LiveRun | N
 def with_client(
     run: LiveRun, talk: Callable[[CoordinatorClient], Awaitable[Talked]], deadline_s: float | None = None
 ) -> Talked:
-    """What ``talk`` returns; it has the connection to itself and is cancelled when the run ends.
-
-    Raises:
-        SilentError: no answer came, or the run ended (EndedError); and whatever else ``talk`` raises.
-    """
+    """Connect, run ``talk`` and return its result; it is cancelled when the run ends."""
     try:
         return asyncio.run(_converse(run, talk, DEADLINE_S if deadline_s is None else deadline_s))
     except BaseExceptionGroup as group:
@@ -147,11 +143,7 @@ async def _converse(
 
 
 async def _connect(run: LiveRun, peer: RpcClient) -> None:
-    """Until the connection ends, which is an error for whoever talks over it.
-
-    Raises:
-        SilentError: always, in the end.
-    """
+    """Keep the connection until it ends, which is an error for whoever talks over it."""
     try:
         outcome = await peer.run()
     except RefusedError as error:
@@ -164,7 +156,7 @@ async def _connect(run: LiveRun, peer: RpcClient) -> None:
 
 def _peer(run: LiveRun, deadline_s: float) -> RpcClient:
     async def ignore(message: Any) -> None:
-        """Nobody tells an admin anything that matters to its questions."""
+        """Drop a message: an admin client expects none."""
 
     return RpcClient(
         run.address,

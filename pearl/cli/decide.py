@@ -43,7 +43,7 @@ def run(question: Question) -> int:
     """Print the decision.
 
     Raises:
-        ConfigError: for what was asked wrongly.
+        ConfigError: on a usage error.
     """
     if question.profile is None or question.workers is None:
         raise ConfigError("give both: pearl decide --profile launch/profiles/qwen3-8b.json --workers 8")

@@ -2,7 +2,10 @@
 
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from pearl.config.schema import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,6 +21,16 @@ def wide_console() -> "Console":
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPE_COLUMNS
     return console
+
+
+def check_writable(option: str, path: Path) -> None:
+    """Raise ConfigError when a file cannot be written there: before the work, not after it."""
+    if not path.parent.is_dir():
+        raise ConfigError(f"{option} {path}: there is no directory {path.parent}")
+    if path.is_dir():
+        raise ConfigError(f"{option} {path}: is a directory; name a file")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"{option} {path}: cannot be written")
 
 
 def drop_output() -> None:

@@ -109,7 +109,7 @@ async def _status(run: Run) -> dict[str, Any]:
 
 
 def _check_fits(events: Sequence[TraceEvent], status: dict[str, Any]) -> None:
-    """As far as the run's status says which GPUs may come and go."""
+    """Check the trace against the run's status, which says which GPUs may come and go."""
     if "gpus" not in status:
         return
     known = [row.get("gpu") for row in status["gpus"] if row.get("zone") == "preemptible"]

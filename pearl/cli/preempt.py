@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pearl.cli.coordinator_client import CoordinatorClient, SilentError, select_run, with_client
+from pearl.cli.numbers import MAX_GPUS, MAX_WAIT_S, whole_number
 from pearl.cli.player import Player, describe, said
 from pearl.runtime.clock import MonotonicClock
 from pearl.runtime.errors import RemoteError
@@ -15,7 +16,6 @@ from pearl.types.messages.control import Preempt
 from pearl.types.trace import Action
 
 FAILED, EXIT_USAGE = 1, 2
-MOST_GRACE_S = 86400.0
 
 
 class Choice(NamedTuple):
@@ -31,10 +31,11 @@ def choose(text: str) -> Choice:
     Raises:
         ValueError: it is neither.
     """
-    if text.strip().isdecimal():
-        if int(text) == 0:
-            raise ValueError("--gpus 0: nothing to do; give a count from 1, or ids like local/3")
-        return Choice(number=int(text))
+    if text.strip().lstrip("+-").isdecimal():
+        try:
+            return Choice(number=whole_number(text, 1, MAX_GPUS))
+        except ValueError as error:
+            raise ValueError(f"--gpus {error}, or ids like local/3") from None
     gpus = tuple(gpu.strip() for gpu in text.split(","))
     for gpu in gpus:
         host, _, name = gpu.rpartition("/")
@@ -51,8 +52,8 @@ def preempt(run_dir: Path | None, action: Action, choice: Choice, grace_s: float
     Raises:
         ValueError: the grace is none.
     """
-    if not 0 <= grace_s <= MOST_GRACE_S:
-        raise ValueError(f"--grace {grace_s:g}: give seconds, from 0 to {MOST_GRACE_S:g}")
+    if not 0 <= grace_s <= MAX_WAIT_S:
+        raise ValueError(f"--grace {grace_s:g}: give seconds, from 0 to {MAX_WAIT_S:g}")
     message = Preempt(action, choice.gpus, choice.number, grace_s)
 
     async def once(client: CoordinatorClient) -> int:

@@ -112,7 +112,7 @@ def _close(run_dir: Path) -> None:
 
 
 def would_start(config: Config, run_dir: Path, resume: bool) -> str:
-    """What ``--dry-run`` says after the settings: comments, so that the whole stays a TOML file."""
+    """Return what ``--dry-run`` prints after the settings: comments, so that the whole stays a TOML file."""
     rollout, training, environment = config.rollout, config.training, config.environment
     prompts = config.data.batch_size // config.data.group_size
     lines = [
@@ -178,7 +178,13 @@ def _resumed(request: Request) -> tuple[Config, Path]:
     run_dir = request.run_dir or _newest(Path((given.run if given else RunConfig()).run_root))
     if not (run_dir / "config.toml").is_file():
         raise ConfigError(f"{run_dir}: has no config.toml, so there is no run to resume; leave --resume away")
-    config = settings.load(run_dir / "config.toml")
+    try:
+        config = settings.load(run_dir / "config.toml")
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}\nput {run_dir / 'config.toml'} back as it was when the run started ({run_dir / 'config.json'} "
+            "has the same settings), or begin another run in a new directory"
+        ) from None
     if given is not None and given != config:
         changed = ", ".join(_differences(given, config))
         raise ConfigError(

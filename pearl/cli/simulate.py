@@ -1,7 +1,6 @@
 """``pearl simulate``: the same core on a virtual clock, several policies side by side."""
 
 import contextlib
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -10,12 +9,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from pearl.cli.output import wide_console
+from pearl.cli.numbers import shown
+from pearl.cli.output import check_writable, wide_console
 from pearl.config import ConfigError
 from pearl.sim import policies
 from pearl.sim.comparison import run_all, summarize
 from pearl.sim.job import Job, Result, make_job
-from pearl.traces import read_trace
+from pearl.traces import at_most, read_trace
 
 MAX_SEEDS = 1000
 Summary = dict[str, dict[str, Any]]
@@ -29,6 +29,7 @@ class Request(NamedTuple):
     policies: str
     seeds: str
     trace: Path | None
+    max_gpus: int | None
     workload: str
     hardware: str | None
     seconds: float
@@ -39,14 +40,16 @@ def simulate(request: Request) -> int:
     """Run, print a table, write JSON; the exit code.
 
     Raises:
-        ConfigError: for whatever was asked wrongly.
+        ConfigError: on a usage error.
     """
     names, seeds = _names(request.policies), parse_seeds(request.seeds)
     if not 0 < request.seconds < float("inf"):
         raise ConfigError(f"--seconds {request.seconds}: must be greater than 0 and finite")
     if request.json is not None:
-        _check_writable(request.json)
+        check_writable("--json", request.json)
     trace = None if request.trace is None else tuple(read_trace(request.trace))
+    if trace is not None and request.max_gpus is not None:
+        trace = tuple(at_most(trace, request.max_gpus))
     jobs = [
         make_job(
             request.config,
@@ -71,16 +74,6 @@ def simulate(request: Request) -> int:
     return 0
 
 
-def _check_writable(path: Path) -> None:
-    """Before the work, not after it."""
-    if not path.parent.is_dir():
-        raise ConfigError(f"--json {path}: there is no directory {path.parent}")
-    if path.is_dir():
-        raise ConfigError(f"--json {path}: is a directory; name a file")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigError(f"--json {path}: cannot be written")
-
-
 def _names(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
@@ -96,7 +89,7 @@ def parse_seeds(text: str) -> list[int]:
     """ "3" or "0-9". ConfigError otherwise."""
     found = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", text.strip())
     if found is None:
-        raise ConfigError(f'--seeds: "{text}" is neither a seed nor a range; write 3, or 0-9')
+        raise ConfigError(f'--seeds: "{shown(text)}" is neither a seed nor a range; write 3, or 0-9')
     first, last = int(found[1]), int(found[2] or found[1])
     if last < first:
         raise ConfigError(f"--seeds: {text} runs backwards; write {last}-{first}")

@@ -64,7 +64,7 @@ def _worker_table(workers: Iterable[Status], *, wide: bool) -> Table:
 
 
 def _activity(worker: Status) -> str:
-    """How it is, in the finer word where there is one: "active" is the serving it names."""
+    """Return the worker's activity, or the finer status where there is one."""
     activity, condition = worker.get("activity"), worker.get("condition")
     return _cell(activity if activity == "active" or not condition else condition)
 
@@ -98,7 +98,7 @@ def _holder(gpu: Status) -> str:
 
 
 def _seconds_left(reclaiming: Any) -> str:
-    """Of a reclaim; negative ones are overdue."""
+    """Return the seconds left of a reclaim; negative ones are overdue."""
     if reclaiming is None or reclaiming is False:
         return "-"
     if reclaiming is True or not isinstance(reclaiming, int | float):

@@ -10,7 +10,7 @@ import msgspec
 import tomli_w
 
 from pearl.config.schema import KEYS, ConfigError, Table, accept_none, problems
-from pearl.config.validation import validate
+from pearl.config.validation import misfits
 from pearl.types.config import Config
 
 
@@ -29,7 +29,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     while True:
         # What is wrong by itself is set aside, so that the others are judged in the same round.
         config = _convert(table, faulty)
-        more = [line for line in _misfits(config) if line not in lines and not _mentions(line, faulty)]
+        more = [line for line in misfits(config) if line not in lines and not _mentions(line, faulty)]
         if not more:
             break
         lines += more
@@ -65,7 +65,7 @@ def _read(path: Path) -> Table:
         raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start})") from None
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError, or an integer of more digits than Python converts
         raise ConfigError(f"{path}: is not valid TOML: {error}") from None
 
 
@@ -78,14 +78,6 @@ def _convert(table: Table, faulty: Collection[str]) -> Config:
     }
     accept_none(sound)
     return msgspec.convert(sound, Config)
-
-
-def _misfits(config: Config) -> list[str]:
-    try:
-        validate(config)
-    except ConfigError as error:
-        return str(error).splitlines()
-    return []
 
 
 def _key(problem: str) -> str:
@@ -120,7 +112,7 @@ def _value(keys: list[str], text: str) -> Any:
         return text
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except ValueError:
         return text
     return parsed["value"] if len(parsed) == 1 else text
 

@@ -1,4 +1,4 @@
-"""Which keys there are and what their values may be, read from the types of ``pearl.types.config``.
+"""Which keys there are and what their values may be, read from the types and bounds of ``pearl.types.config``.
 
 ``problems`` names every wrong key and value of a table at once: one start, one list, nothing found by trial.
 """
@@ -15,6 +15,10 @@ from pearl.types.config import Config, Section
 Table = dict[str, Any]
 SECTIONS: dict[str, type[Section]] = get_type_hints(Config)
 KEYS: dict[str, dict[str, Any]] = {name: get_type_hints(section) for name, section in SECTIONS.items()}
+BOUNDED: dict[str, dict[str, Any]] = {
+    name: get_type_hints(section, include_extras=True) for name, section in SECTIONS.items()
+}
+"""The same with the bounds of numbers."""
 NONE = "none"
 """How "not set" is written for a key that may be unset; TOML has no null."""
 
@@ -64,7 +68,10 @@ def describe(kind: Any) -> str:
 
 def show(value: Any) -> str:
     """A value as it looks in TOML, cut when long."""
-    text = msgspec.json.encode(value, enc_hook=str).decode() if not isinstance(value, float) else repr(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        text = repr(value)
+    else:
+        text = msgspec.json.encode(value, enc_hook=str).decode()
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -89,21 +96,54 @@ def _key_problems(section: str, key: str, value: Any) -> list[str]:
         return [
             problem
             for name, item in value.items()
-            for problem in _value_problems(f"{path}.{name}", inner, item)
+            for problem in _value_problems(f"{path}.{name}", inner, inner, item)
         ]
-    return _value_problems(path, kind, value)
+    return _value_problems(path, kind, BOUNDED[section][key], value)
 
 
-def _value_problems(path: str, kind: Any, value: Any) -> list[str]:
-    if isinstance(value, float) and not math.isfinite(value):
-        return [f"{path}: {value} is not a finite number"]
-    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
-        return [f"{path}: {value} does not fit in 63 bits"]
+def _value_problems(path: str, kind: Any, bounded: Any, value: Any) -> list[str]:
+    for number in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(number, float) and not math.isfinite(number):
+            return [f"{path}: {number} is not a finite number"]
+        if isinstance(number, int) and not -(1 << 63) <= number < 1 << 63:
+            return [f"{path}: {show(number)} does not fit in 63 bits"]
     try:
         msgspec.convert(value, kind)
     except msgspec.ValidationError:
         return [f"{path}: {show(value)} is not {describe(kind)}"]
+    return [f"{path}: {problem}" for problem in out_of_bounds(bounded, value)]
+
+
+def out_of_bounds(kind: Any, value: Any) -> list[str]:
+    """List the bounds that a value breaks, each with the number and the bound."""
+    if value is None:
+        return []
+    if isinstance(value, list | tuple):
+        kinds = get_args(kind)
+        return [
+            problem for one, item in zip(kinds, value, strict=True) for problem in out_of_bounds(one, item)
+        ]
+    for part in (kind, *get_args(kind)):
+        for bound in getattr(part, "__metadata__", ()):
+            if isinstance(bound, msgspec.Meta):
+                return _broken(bound, value)
     return []
+
+
+def _broken(bound: msgspec.Meta, value: float) -> list[str]:
+    if bound.ge is not None and value < bound.ge:
+        return [f"{show(value)} is less than {_plain(bound.ge)}"]
+    if bound.gt is not None and value <= bound.gt:
+        return [f"{show(value)} must be greater than {_plain(bound.gt)}"]
+    if bound.le is not None and value > bound.le:
+        return [f"{show(value)} is more than {_plain(bound.le)}"]
+    if bound.lt is not None and value >= bound.lt:
+        return [f"{show(value)} must be less than {_plain(bound.lt)}"]
+    return []
+
+
+def _plain(number: float) -> str:
+    return str(number) if isinstance(number, int) else f"{number:g}"
 
 
 def _hint(section: str, key: str) -> str:

@@ -25,6 +25,7 @@ from pearl.types.commands import AnyCommand, Finish
 from pearl.types.config import Config
 from pearl.types.events import AnyEvent
 from pearl.types.profile import Profile
+from pearl.types.reports import ComparisonReport, EvaluationReport, NoteReport
 from pearl.types.worker_table import WorkerRow
 
 EXIT_FAILURE = 1
@@ -60,10 +61,10 @@ class Coordinator:
         return self._state.phase in ("stopped", "finished")
 
     def next_wakeup(self) -> float | None:
-        """When a Tick is due; None = only when something else happens."""
+        """Return when a Tick is due; None means only when something else happens."""
         if self.finished:
             return None
-        deadline, wakeup = self._rollout.dispatcher.next_deadline(), self._elastic.next_wakeup()
+        deadline, wakeup = self._rollout.next_deadline(), self._elastic.next_wakeup()
         if deadline is None or wakeup is None:
             return wakeup if deadline is None else deadline
         return min(deadline, wakeup)
@@ -146,7 +147,7 @@ class Coordinator:
             self._rollout.restart_mixed(published.version)
 
     def _advance(self, now: float) -> None:
-        """What every change may lead to, in the order in which one thing enables the next."""
+        """Do everything that a change may allow, in the order in which one thing enables the next."""
         self._end_evaluation(now)
         if self.finished:
             return
@@ -189,10 +190,11 @@ class Coordinator:
         state.rollout.can_restore = event.can_restore
         if state.rollout.buffer.num_steps < self._config.run.num_steps:
             self._commands.report(
-                "note",
-                now,
-                text=f"the data ends after {state.rollout.buffer.num_steps} steps ({total} prompts), before "
-                f"run.num_steps = {self._config.run.num_steps}",
+                NoteReport(
+                    now,
+                    text=f"the data ends after {state.rollout.buffer.num_steps} steps ({total} prompts), before "
+                    f"run.num_steps = {self._config.run.num_steps}",
+                )
             )
         wanted = self._config.environment.num_evaluation_tasks
         available = event.num_evaluation_tasks
@@ -223,7 +225,7 @@ class Coordinator:
             return
         self._count_loss(row, event)
         self._rollout.on_worker_lost(row.slot, now)
-        if error := self._elastic.on_lost(row, event.reason, now):
+        if error := self._elastic.on_lost(row, event.reason, now, is_final=event.is_final):
             self._finish(now, error, EXIT_FAILURE)
 
     def _count_loss(self, row: WorkerRow, event: events.WorkerLost) -> None:
@@ -249,8 +251,20 @@ class Coordinator:
         counters.comparisons_skipped += bool(found.skipped)
         if event.slot is not None and (row := self._state.table.current(event.slot, event.incarnation)):
             row.streamed_tokens += found.generated_tokens  # sampled, and lost to nobody
-        values = {key: value for key, value in msgspec.structs.asdict(found).items() if value != ""}
-        self._commands.report("comparison", now, part=event.part, slot=event.slot, **values)
+        self._commands.report(
+            ComparisonReport(
+                now,
+                part=event.part,
+                slot=event.slot,
+                num_tokens=found.num_tokens,
+                mean_gap=found.mean_gap,
+                max_gap=found.max_gap,
+                generated_tokens=found.generated_tokens,
+                seconds=found.seconds,
+                skipped=found.skipped or msgspec.UNSET,
+                error=found.error or msgspec.UNSET,
+            )
+        )
         if found.error:
             way_out = "agreement.at_start = false leaves this comparison away, and with it what it finds"
             self._finish(now, f"{found.error}; {way_out}", EXIT_FAILURE)
@@ -272,7 +286,9 @@ class Coordinator:
             return
         self._state.published = None  # the snapshot went with its process
         self._elastic.toggle.on_trainer_lost(now)
-        if self._training.has_failed:
+        if event.is_final:
+            self._finish(now, f"the training world cannot start: {event.reason}", EXIT_FAILURE)
+        elif self._training.has_failed:
             runtime = self._config.runtime
             self._finish(
                 now,
@@ -321,14 +337,15 @@ class Coordinator:
         else:
             state.counters.eval_reward = evaluation.reward_mean
         self._commands.report(
-            "evaluation",
-            now,
-            round=evaluation.round,
-            step=evaluation.step,
-            reward_mean=evaluation.reward_mean,
-            tasks=evaluation.num_tasks,
-            masked=evaluation.masked,
-            tokens=evaluation.tokens,
+            EvaluationReport(
+                now,
+                round=evaluation.round,
+                step=evaluation.step,
+                reward_mean=evaluation.reward_mean,
+                tasks=evaluation.num_tasks,
+                masked=evaluation.masked,
+                tokens=evaluation.tokens,
+            )
         )
 
     def _cancel_evaluation(self, now: float) -> None:
@@ -366,7 +383,7 @@ class Coordinator:
             self._rollout.drop(trajectory, "ended early", now)
         buffer.drop_from(step)
         self._commands.report(
-            "note", now, text=f"reward {counters.reward_last:.3f} reached {goal}: ending early"
+            NoteReport(now, text=f"reward {counters.reward_last:.3f} reached {goal}: ending early")
         )
 
     def _finish_when_done(self, now: float) -> None:
@@ -388,7 +405,7 @@ class Coordinator:
         return summary.status(self._state, self._now)
 
     def profile(self) -> Profile | None:
-        """What the run has measured of its workload and its platform; None until there is enough."""
+        """Return what the run has measured of its workload and platform; None until there is enough."""
         return self._elastic.tracker.profile()
 
     def check(self) -> None:
@@ -398,5 +415,5 @@ class Coordinator:
 
 
 def sample_of(trajectory: Trajectory) -> TrajectorySample:
-    """What the runtime tracker learns of a trajectory."""
+    """Return what the runtime tracker needs of a trajectory."""
     return TrajectorySample(trajectory.turns, trajectory.generate_s, trajectory.queue_s)

@@ -102,7 +102,7 @@ def _options(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _traceback(error: BaseException | None) -> str:
-    """Of the person's code; a module that is not there has no more to say."""
+    """Return the traceback of the user's code; empty for a module that does not exist."""
     return "" if error is None or isinstance(error, ModuleNotFoundError) else "\n" + format_error(error)
 
 

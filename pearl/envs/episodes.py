@@ -6,6 +6,7 @@ A turn is played once. Asking for the last one again gives the same answer; any 
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 
@@ -14,7 +15,14 @@ import numpy as np
 
 from pearl.envs.protocol import Environment, EnvironmentSpec, Episode, Observation
 from pearl.envs.response_validator import BadAnswerError, ResponseValidator, ValidatedObservation
-from pearl.envs.sandbox_thread import CodeError, LimitError, SandboxThread, finished
+from pearl.envs.sandbox_thread import (
+    CodeError,
+    LimitError,
+    SandboxThread,
+    Stop,
+    StoppedError,
+    finished,
+)
 from pearl.runtime.extensions import format_error
 from pearl.runtime.rate_limited_log import RateLimitedLogger
 from pearl.types.config import EnvironmentConfig
@@ -34,6 +42,7 @@ MAX_OPEN_EPISODES = 4096
 """On one worker: far more than trajectories in flight, few enough that a leak is noticed before memory is gone."""
 CLOSE_LIMIT_S = 10.0
 """For one episode to release what it holds; nobody waits for it."""
+CALL_ERRORS = (LimitError, StoppedError, CodeError, BadAnswerError)
 MAX_TRACEBACKS = 100
 """Different ones, in the log of one environment worker."""
 END_LIMIT_S = 2.0
@@ -45,6 +54,7 @@ class OpenRow(msgspec.Struct, eq=False):
 
     episode: Episode
     lock: asyncio.Lock
+    stop: Stop  # set when it is closed
     turns: int = 0
     done: bool = False
     last_action: bytes = b""
@@ -69,13 +79,17 @@ class Episodes:
         thread: SandboxThread,
         limits: EnvironmentConfig,
         max_open: int = MAX_OPEN_EPISODES,
+        deadline_s: float = math.inf,
     ) -> None:
+        """``deadline_s`` is that of a whole trajectory: no call takes longer, nor does bringing an episode back."""
         self._environment = environment
         self._spec = spec
         self._check = check
         self._thread = thread
         self._limits = limits
         self._max_open = max_open
+        self._deadline_s = deadline_s
+        self._opening: dict[int, Stop] = {}
         self._rows: dict[int, OpenRow] = {}
         self._num_opening = 0
         self._failures = RateLimitedLogger(log)
@@ -97,15 +111,19 @@ class Episodes:
             return self._failed(request.trajectory, "error", reason)
         self._num_opening += 1
         began_s = time.monotonic()
+        stop = self._opening[request.trajectory] = Stop()
         try:
-            ids = await self._open(request)
+            ids = await self._open(request, stop)
         except _FailedError as failure:
             return self._failed(request.trajectory, failure.kind, failure.reason, failure.__cause__)
         finally:
             self._num_opening -= 1
+            if self._opening.get(request.trajectory) is stop:
+                del self._opening[request.trajectory]
         return OpenEpisodeReply(ids, time.monotonic() - began_s)
 
-    async def _open(self, request: OpenEpisode) -> bytes:
+    async def _open(self, request: OpenEpisode, stop: Stop) -> bytes:
+        end_s = time.monotonic() + self._deadline_s
         made: list[Episode] = []
 
         async def reset() -> list[int]:
@@ -115,11 +133,12 @@ class Episodes:
         is_open = False
         try:
             try:
-                prompt = self._check.prompt(await self._thread.call(reset, self._limits.reset_timeout_s))
-            except (LimitError, CodeError, BadAnswerError) as error:
-                raise _failed_by(error, "reset", "environment.reset_timeout_s") from error
-            row = OpenRow(made[0], asyncio.Lock())
-            await self._replay(row, request)
+                limit_s, key = self._limit(self._limits.reset_timeout_s, "environment.reset_timeout_s", end_s)
+                prompt = self._check.prompt(await self._thread.call(reset, limit_s, stop))
+            except CALL_ERRORS as error:
+                raise _failed_by(error, "reset", key) from error
+            row = OpenRow(made[0], asyncio.Lock(), stop)
+            await self._replay(row, request, end_s)
             self._release(
                 self._rows.get(request.trajectory)
             )  # another open of it was quicker: the last one counts
@@ -127,10 +146,15 @@ class Episodes:
             is_open = True
         finally:
             if made and not is_open:
-                self._release(OpenRow(made[0], asyncio.Lock()))
+                self._release(OpenRow(made[0], asyncio.Lock(), stop))
         return prompt
 
-    async def _replay(self, row: OpenRow, request: OpenEpisode) -> None:
+    def _limit(self, limit_s: float, key: str, end_s: float) -> tuple[float, str]:
+        """Return the limit of a call that begins now, and the key that sets it."""
+        left_s = max(0.0, end_s - time.monotonic())
+        return (limit_s, key) if limit_s <= left_s else (left_s, "rollout.trajectory_deadline_s")
+
+    async def _replay(self, row: OpenRow, request: OpenEpisode, end_s: float) -> None:
         if len(request.actions) != len(request.observations):
             raise _FailedError(
                 "error", f"{len(request.actions)} actions to replay, {len(request.observations)} observations"
@@ -138,7 +162,7 @@ class Episodes:
         for turn, (action, wanted) in enumerate(zip(request.actions, request.observations, strict=True)):
             if row.done:
                 raise _FailedError("mismatch", f"the replay ended at turn {turn}, before its actions did")
-            reply = await self._play(row, action, self._is_truncated(action))
+            reply = await self._play(row, action, self._is_truncated(action), end_s)
             if reply.observation != wanted:
                 raise _FailedError("mismatch", f"the replay observed something else at turn {turn}")
 
@@ -168,9 +192,9 @@ class Episodes:
         if request.turn != row.turns or row.done:
             due = "it is done" if row.done else f"turn {row.turns} is due"
             raise _FailedError("error", f"turn {request.turn} of trajectory {request.trajectory}: {due}")
-        return await self._play(row, request.action, request.truncated)
+        return await self._play(row, request.action, request.truncated, time.monotonic() + self._deadline_s)
 
-    async def _play(self, row: OpenRow, action: bytes, truncated: bool) -> StepEpisodeReply:
+    async def _play(self, row: OpenRow, action: bytes, truncated: bool, end_s: float) -> StepEpisodeReply:
         if len(action) % 4:
             raise _FailedError("error", f"an action of {len(action)} bytes holds no int32 ids")
         ids: list[int] = np.frombuffer(action, "<i4").tolist()
@@ -179,11 +203,12 @@ class Episodes:
             return await finished(row.episode.step(ids, truncated))
 
         began_s = time.monotonic()
+        limit_s, key = self._limit(self._limits.step_timeout_s, "environment.step_timeout_s", end_s)
         try:
-            answer = await self._thread.call(step, self._limits.step_timeout_s)
+            answer = await self._thread.call(step, limit_s, row.stop)
             observed: ValidatedObservation = self._check.observation(answer)
-        except (LimitError, CodeError, BadAnswerError) as error:
-            raise _failed_by(error, "step", "environment.step_timeout_s") from error
+        except CALL_ERRORS as error:
+            raise _failed_by(error, "step", key) from error
         seconds = time.monotonic() - began_s
         row.last_reply = StepEpisodeReply(observed.ids, observed.reward, observed.done, seconds)
         row.last_action, row.done = action, observed.done
@@ -193,11 +218,13 @@ class Episodes:
     # ending
 
     def close(self, request: CloseEpisode) -> None:
-        """Harmless when there is none, or twice."""
+        """Close an episode; does nothing when there is none, or twice."""
+        if (stop := self._opening.pop(request.trajectory, None)) is not None:
+            stop.set()
         self._release(self._rows.pop(request.trajectory, None))
 
     async def close_all(self) -> None:
-        """When the worker ends: episodes release what they hold, within a limit."""
+        """Close all episodes, within a limit, when the worker ends."""
         rows = list(self._rows.values())
         self._rows.clear()
         try:
@@ -215,6 +242,7 @@ class Episodes:
 
     def _release(self, row: OpenRow | None) -> None:
         if row is not None:
+            row.stop.set()
             self._thread.post(_closing(row.episode), CLOSE_LIMIT_S, "an episode could not be closed")
 
     def _failed(
@@ -234,7 +262,7 @@ class Episodes:
 
 
 def _closing(episode: Episode) -> Callable[[], Awaitable[None]]:
-    """Its ``close``, which may be plain, or not be there at all."""
+    """Call ``close``, which may be a plain method, or missing."""
 
     async def close() -> None:
         method = getattr(episode, "close", None)
@@ -247,4 +275,6 @@ def _closing(episode: Episode) -> Callable[[], Awaitable[None]]:
 def _failed_by(error: Exception, method: str, limit_key: str) -> _FailedError:
     if isinstance(error, LimitError):
         return _FailedError("timeout", f"{method}: {error} ({limit_key})")
+    if isinstance(error, StoppedError):
+        return _FailedError("gone", f"{method}: its episode was closed meanwhile")
     return _FailedError("error", f"{method}: {error}" if isinstance(error, CodeError) else str(error))

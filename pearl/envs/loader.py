@@ -76,11 +76,7 @@ def _find(name: str) -> type | Callable[[Any, Any], Awaitable[float]]:
 
 
 def describe(name: str, environment: Environment) -> EnvironmentSpec:
-    """What the environment says of itself.
-
-    Raises:
-        ValueError: it raised, or answered something that is no EnvironmentSpec.
-    """
+    """Return the environment's description."""
     try:
         spec: object = environment.describe()
     except Exception as error:  # a person's code may raise anything

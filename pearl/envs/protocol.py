@@ -16,7 +16,7 @@ class InfrastructureError(Exception):
 
 class Observation(msgspec.Struct, frozen=True):
     ids: list[int]  # to append to the context, glue included; empty when done
-    reward: float  # the episode's total so far
+    reward: float  # the episode's total so far: any real number of magnitude up to 1e9, NumPy's and tensors included
     done: bool
 
 

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pearl.envs.protocol import EnvironmentSpec, Observation
+from pearl.types.error_text import error_text, escaped
+from pearl.types.messages.environment import MAX_REWARD
 from pearl.types.messages.training import Demonstration
 
 
@@ -44,17 +46,21 @@ class ResponseValidator:
     def observation(self, answer: object) -> ValidatedObservation:
         if not isinstance(answer, Observation):
             raise BadAnswerError(f"step returned {type(answer).__name__}, not an Observation")
-        reward = answer.reward
-        if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-            raise BadAnswerError(f"step returned the reward {reward!r}: a finite number is needed")
-        if not isinstance(answer.done, bool):
-            raise BadAnswerError(f"step returned done = {answer.done!r}: True or False is needed")
+        reward = _reward(answer.reward)
+        if not isinstance(answer.done, bool | np.bool_):
+            raise BadAnswerError(f"step returned done = {_brief(answer.done)}: True or False is needed")
         ids = self._shortened(_as_list(answer.ids, "step"))
-        return ValidatedObservation(self._pack(ids, "step"), float(reward), answer.done)
+        return ValidatedObservation(self._pack(ids, "step"), reward, bool(answer.done))
 
     def demonstration(self, ids: object, weights: object) -> Demonstration:
         packed = self._pack(_as_list(ids, "demonstrations"), "demonstrations")
-        loss_weights = np.asarray(weights, dtype="<f4")
+        try:
+            loss_weights = np.asarray(weights, dtype="<f4")
+        # Foreign objects are converted here, and may raise anything.
+        except Exception as error:
+            raise BadAnswerError(
+                f"demonstrations returned loss weights that are no numbers: {error_text(error)}"
+            ) from error
         if loss_weights.nbytes != len(packed) or not np.isfinite(loss_weights).all():
             raise BadAnswerError("demonstrations needs one finite loss weight for each id")
         return Demonstration(packed, loss_weights.tobytes())
@@ -78,6 +84,35 @@ class ResponseValidator:
         return np.array(ids, dtype="<i4").tobytes()
 
 
+def _reward(value: object) -> float:
+    """Convert a reward of any type that stands for one real number: int, float, bool, Decimal, Fraction, NumPy
+    scalars, 0-d tensors."""
+    try:
+        is_one = not isinstance(value, str | bytes | bytearray | complex | np.complexfloating)
+        number = float(value) if is_one and _is_scalar(value) else None  # type: ignore[arg-type]
+    except OverflowError:  # an int or a Decimal beyond all floats
+        number = math.inf
+    # Foreign objects are converted here, and may raise anything.
+    except Exception as error:
+        raise BadAnswerError(
+            f"step returned the reward {_brief(value)}, which gives no number: {error_text(error)}"
+        ) from error
+    if number is None:
+        raise BadAnswerError(f"step returned the reward {_brief(value)}: a finite real number is needed")
+    if not math.isfinite(number):
+        raise BadAnswerError(f"step returned the reward {number}: a finite real number is needed")
+    if abs(number) > MAX_REWARD:
+        raise BadAnswerError(
+            f"step returned the reward {number:g}: its magnitude may be at most {MAX_REWARD:g}; scale rewards down"
+        )
+    return number
+
+
+def _is_scalar(value: object) -> bool:
+    """Whether it converts to one float: an array of one element would too, but is no scalar."""
+    return (hasattr(value, "__float__") or hasattr(value, "__index__")) and getattr(value, "ndim", 0) == 0
+
+
 def _as_list(ids: object, method: str) -> list[int]:
     """Only the type of the whole is looked at here, so that a flood costs nothing."""
     if isinstance(ids, Mapping):  # what transformers gives, whose ids are one of several fields
@@ -91,7 +126,7 @@ def _as_list(ids: object, method: str) -> list[int]:
 
 
 def _brief(value: object) -> str:
-    """What is worth saying of a value of any size: ``repr`` of a huge one would be a flood of its own."""
-    if isinstance(value, int | float):
+    """Return a short text for a value of any size: ``repr`` of a huge one would flood the log."""
+    if isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 63):
         return repr(value)
-    return type(value).__name__
+    return escaped(type(value).__name__, 100)

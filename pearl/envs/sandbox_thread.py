@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, cast
 
 from pearl.runtime.extensions import describe_error, format_error
+from pearl.runtime.vital_thread import VitalThread
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +28,40 @@ class LimitError(Exception):
     """The call did not end within its limit."""
 
 
+class StoppedError(Exception):
+    """The call was stopped: nobody wants its outcome any more."""
+
+
+class Stop:
+    """Ends the calls that are given it, now or at once when they begin; from the worker's loop only."""
+
+    def __init__(self) -> None:
+        self._outcomes: list[
+            tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], list[asyncio.Task[None]]]
+        ] = []
+        self.is_set = False
+
+    def set(self) -> None:
+        self.is_set = True
+        for loop, outcome, tasks in self._outcomes:
+            if not outcome.done():
+                outcome.set_exception(StoppedError("it was stopped"))
+                loop.call_soon_threadsafe(_cancel, tasks)
+        self._outcomes.clear()
+
+    def add(
+        self, loop: asyncio.AbstractEventLoop, outcome: asyncio.Future[Any], tasks: list[asyncio.Task[None]]
+    ) -> None:
+        """A call has begun on ``loop``; its task will be put into ``tasks`` there."""
+        self._outcomes.append((loop, outcome, tasks))
+        outcome.add_done_callback(self._forget)
+        if self.is_set:
+            self.set()
+
+    def _forget(self, outcome: asyncio.Future[Any]) -> None:
+        self._outcomes = [entry for entry in self._outcomes if entry[1] is not outcome]
+
+
 class CodeError(Exception):
     """Environment code raised; that is the ``__cause__``."""
 
@@ -36,7 +71,7 @@ class SandboxThread:
 
     def __init__(self) -> None:
         self._ready = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="environment code", daemon=True)
+        self._thread = VitalThread(target=self._run, name="environment code", daemon=True)
         self._home: asyncio.AbstractEventLoop
         self._loop: asyncio.AbstractEventLoop
         self._stopping: asyncio.Event
@@ -59,16 +94,20 @@ class SandboxThread:
         if self._thread.is_alive():
             log.warning("environment code does not end; it goes with the process")
 
-    async def call(self, code: Callable[[], Awaitable[T]], limit_s: float) -> T:
+    async def call(self, code: Callable[[], Awaitable[T]], limit_s: float, stop: Stop | None = None) -> T:
         """Await ``code()`` on the thread.
 
         Raises:
             LimitError: it took longer than ``limit_s``.
+            StoppedError: ``stop`` was set; the code is cancelled, or when it blocks left to its end.
             CodeError: it raised.
         """
         outcome: asyncio.Future[T] = self._home.create_future()
+        tasks: list[asyncio.Task[None]] = []
         self._num_open += 1
-        self._loop.call_soon_threadsafe(self._begin, code, limit_s, outcome)
+        self._loop.call_soon_threadsafe(self._begin, code, limit_s, outcome, tasks)
+        if stop is not None:
+            stop.add(self._loop, outcome, tasks)
         try:
             async with asyncio.timeout(limit_s + BLOCKED_GRACE_S):
                 return await outcome
@@ -80,7 +119,7 @@ class SandboxThread:
         outcome: asyncio.Future[None] = self._home.create_future()
         outcome.add_done_callback(lambda done: _log_failure(done, what))
         self._num_open += 1
-        self._loop.call_soon_threadsafe(self._begin, code, limit_s, outcome)
+        self._loop.call_soon_threadsafe(self._begin, code, limit_s, outcome, [])
 
     def beat(self) -> tuple[int, int]:
         """(progress, pending) for a heartbeat; to be called every period.
@@ -111,13 +150,18 @@ class SandboxThread:
                 task.cancel()
 
     def _begin(
-        self, code: Callable[[], Awaitable[Any]], limit_s: float, outcome: asyncio.Future[Any]
+        self,
+        code: Callable[[], Awaitable[Any]],
+        limit_s: float,
+        outcome: asyncio.Future[Any],
+        tasks: list[asyncio.Task[None]],
     ) -> None:
         if self._stopping.is_set():
             return
         task = self._group.create_task(self._perform(code, limit_s, outcome), name="environment call")
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        tasks.append(task)
+        task.add_done_callback(lambda ended: self._ended(ended, outcome))
 
     async def _perform(
         self, code: Callable[[], Awaitable[Any]], limit_s: float, outcome: asyncio.Future[Any]
@@ -137,6 +181,11 @@ class SandboxThread:
             error = LimitError(f"no answer within {limit_s:g} s") if limit.expired() else raised
         self._home_soon(self._resolve, outcome, result, error)
 
+    def _ended(self, task: asyncio.Task[None], outcome: asyncio.Future[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():  # by its Stop, perhaps before it began
+            self._home_soon(self._resolve, outcome, None, StoppedError("it was stopped"))
+
     def _home_soon(self, callback: Callable[..., None], *arguments: Any) -> None:
         if not self._stopping.is_set():
             self._home.call_soon_threadsafe(callback, *arguments)
@@ -150,12 +199,17 @@ class SandboxThread:
             return  # its caller was told already
         if error is None:
             outcome.set_result(result)
-        elif isinstance(error, LimitError):
+        elif isinstance(error, LimitError | StoppedError):
             outcome.set_exception(error)
         else:
             wrapped = CodeError(describe_error(error))
             wrapped.__cause__ = error
             outcome.set_exception(wrapped)
+
+
+def _cancel(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
 
 
 async def finished(result: Awaitable[T]) -> T:

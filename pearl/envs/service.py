@@ -42,7 +42,15 @@ class EnvironmentService:
         self._check = ResponseValidator(
             self._spec, config.rollout.max_context_tokens, limits.max_observation_tokens
         )
-        self.episodes = Episodes(environment, self._spec, self._check, self._thread, limits, max_open)
+        self.episodes = Episodes(
+            environment,
+            self._spec,
+            self._check,
+            self._thread,
+            limits,
+            max_open,
+            config.rollout.trajectory_deadline_s,
+        )
 
     def start(self) -> None:
         self._thread.start()
@@ -58,7 +66,8 @@ class EnvironmentService:
         return Heartbeat(progress, "", pending)
 
     async def handle(self, message: Message) -> msgspec.Struct | None:
-        """What it raises when asked is the answer: CodeError, LimitError, BadAnswerError for demonstrations only."""
+        """Answer one message. A CodeError, LimitError or BadAnswerError (demonstrations only) that it raises is
+        the answer."""
         match message:
             case StepEpisode():
                 return await self.episodes.step(message)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
-from plotly.offline import get_plotlyjs
+from pearl.report.gantt import SCRIPT
 
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; color: #1c2128; background: #f4f5f7; margin: 0 auto; padding: 24px;
@@ -21,6 +21,24 @@ summary { cursor: pointer; font-weight: 600; }
 table { border-collapse: collapse; margin-top: 8px; }
 td, th { text-align: left; padding: 3px 24px 3px 0; border-bottom: 1px solid #eceef1; }
 td:last-child { font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
+svg text { font-size: 13px; fill: #1c2128; }
+svg .title { font-size: 16px; }
+svg .middle { text-anchor: middle; }
+svg .end { text-anchor: end; }
+svg .grid { stroke: #e4e8ee; }
+svg .zero { stroke: #8a8f98; }
+svg .line { fill: none; stroke-width: 2; }
+.plot-svg { display: block; width: 100%; }
+.head { display: flex; justify-content: space-between; padding: 4px 2px; }
+.legend { display: flex; flex-wrap: wrap; gap: 2px 14px; font-size: 13px; padding: 4px 2px 8px; }
+.legend i, .legend .key { display: inline-block; width: 12px; height: 12px; margin-right: 5px; }
+.legend i { border-radius: 2px; }
+.gantt { display: flex; }
+.rows { flex: none; max-width: 34%; font-size: 13px; padding-right: 10px; }
+.rows div { height: 34px; line-height: 34px; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
+.scroll { overflow-x: auto; flex: 1; }
+.wide { display: block; width: 100%; }
+.mark { overflow: visible; stroke-width: 2; }
 pre { overflow-x: auto; font-size: 13px; }
 """
 
@@ -29,8 +47,8 @@ def page(title: str, body: str) -> str:
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{STYLE}</style><script>{get_plotlyjs()}</script></head>"
-        f"<body><h1>{escape(title)}</h1>{body}</body></html>\n"
+        f"<style>{STYLE}</style></head>"
+        f"<body><h1>{escape(title)}</h1>{body}<script>{SCRIPT}</script></body></html>\n"
     )
 
 

@@ -9,9 +9,7 @@ from pearl.report import elasticity, figures, timeline_events
 from pearl.report.page import page, section, table, tile
 from pearl.report.run_data import Line, RunData, read_run
 
-PLOT_CONFIG = {"responsive": True, "displaylogo": False, "displayModeBar": False}
-"""Dragging zooms and a double click resets: the tool bar would only cover the legends."""
-PLOTS: tuple[Callable[[RunData], figures.Figure | None], ...] = (
+PLOTS: tuple[Callable[[RunData], str], ...] = (
     figures.workers,
     figures.reward,
     figures.throughput,
@@ -35,10 +33,10 @@ def build(run_dir: Path) -> Path:
 
 
 def render(run: RunData) -> str:
-    drawn = [figure for plot in PLOTS if (figure := plot(run)) is not None]
+    drawn = [figure for plot in PLOTS if (figure := plot(run))]
     body = "".join(tile(name, value) for name, value in headlines(run))
     body = f'<div class="tiles">{body}</div>' + _remarks(run)
-    body += "".join(f'<div class="plot">{_html(figure)}</div>' for figure in drawn)
+    body += "".join(f'<div class="plot">{figure}</div>' for figure in drawn)
     if not drawn:
         body += "<p>Nothing was recorded yet: the run ended before its first event.</p>"
     body += section("Elasticity", elasticity.tables(run))
@@ -48,10 +46,6 @@ def render(run: RunData) -> str:
     body += section("Counters (summary.json)", table(("counter", "value"), _counters(run.summary)))
     body += section("Settings (config.toml)", f"<pre>{escape(run.config)}</pre>")
     return page(f"PEARL run {run.name}", body)
-
-
-def _html(figure: figures.Figure) -> str:
-    return str(figure.to_html(full_html=False, include_plotlyjs=False, config=PLOT_CONFIG))
 
 
 def headlines(run: RunData) -> list[tuple[str, str]]:

@@ -12,6 +12,7 @@ from pearl.report.run_data import Line, RunData
 STATES = {
     "ready": "waiting for weights",
     "verified": "waiting for the others",
+    "proven": "waiting for the others",  # its name in runs of versions before
     "serving": "active",
     "gone": "lost",
 }

@@ -14,6 +14,7 @@ import psutil
 import uvloop
 
 from pearl.runtime import gpus, parent_death
+from pearl.runtime.installation import installation
 from pearl.runtime.node_agent import NodeAgent
 from pearl.runtime.preemptible_agent import JoinOptions, PreemptibleAgent
 from pearl.runtime.rpc_client import RpcClient
@@ -74,7 +75,8 @@ def join(terms: JoinOptions, report: AgentReport) -> str:
 def make_report(
     host: str, num_virtual_gpus: int | None, virtual_gpu_bytes: int, *, preemptible: bool = False
 ) -> AgentReport:
-    """What this host offers: its GPUs, or stand-ins. ValueError when CUDA_VISIBLE_DEVICES makes no sense here."""
+    """Return what this host offers: its GPUs, or virtual ones. ValueError when CUDA_VISIBLE_DEVICES makes no sense
+    here."""
     if num_virtual_gpus is not None:
         offered = gpus.virtual_gpus(host, num_virtual_gpus, virtual_gpu_bytes)
     else:
@@ -86,7 +88,15 @@ def make_report(
 async def serve(options: argparse.Namespace, report: AgentReport) -> str:
     agent = NodeAgent(report, options.lease_s, adopts_orphans=adopt_orphans())
     watch_signals(agent.leave)
-    hello = Hello("agent", options.slot, options.incarnation, options.host, os.getpid(), options.run_id)
+    hello = Hello(
+        "agent",
+        options.slot,
+        options.incarnation,
+        options.host,
+        os.getpid(),
+        options.run_id,
+        installation=installation(),
+    )
     peer = RpcClient(
         options.address,
         hello=hello,

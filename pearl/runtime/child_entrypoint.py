@@ -9,6 +9,7 @@ import runpy
 import sys
 from collections.abc import Sequence
 
+from pearl.runtime import failure_file
 from pearl.runtime.parent_death import watch_parent
 
 
@@ -32,7 +33,11 @@ def main(arguments: Sequence[str]) -> None:
             "no module to run: python -m pearl.runtime.child_entrypoint [--log-directory D] MODULE ARGUMENTS..."
         )
     sys.argv = rest
-    runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    except Exception as error:
+        failure_file.write(error)
+        raise
 
 
 if __name__ == "__main__":

@@ -5,12 +5,14 @@ side to the other without a hole, so that a lost frame is noticed by the next on
 asked; ``body`` stays packed until the envelope is understood, so that a bad body can still be answered.
 """
 
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from pearl.runtime.errors import FrameTooLargeError, MalformedError
+from pearl.types.error_text import error_text, escaped, without_surrogates
 
 Message = TypeVar("Message")
 
@@ -45,18 +47,21 @@ _MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def encode(message: object) -> bytes:
-    """One message, or a part of one, as MessagePack."""
-    return _encoder.encode(message)
+    """One message, or a part of one, as MessagePack. A lone surrogate in any of its texts is escaped."""
+    try:
+        return _encoder.encode(message)
+    except UnicodeEncodeError:
+        return _encoder.encode(without_surrogates(message))
 
 
 def encode_bounded(message: object, max_frame_bytes: int) -> bytes:
-    """Like ``encode``.
+    """Encode as ``encode`` does, within a limit.
 
     Raises:
         FrameTooLargeError: it would not fit into a frame.
     """
     try:
-        body = _encoder.encode(message)
+        body = encode(message)
         size = str(len(body))
     except ValueError as error:  # one field alone is beyond what the format can hold
         body, size = None, str(error)
@@ -70,12 +75,12 @@ def encode_bounded(message: object, max_frame_bytes: int) -> bytes:
 
 def encode_failure(error: Exception) -> bytes:
     """The body of an ERROR."""
-    return encode(Failure(type(error).__name__, str(error)[:MAX_ERROR_CHARS]))
+    return encode(Failure(type(error).__name__, error_text(error, MAX_ERROR_CHARS)))
 
 
 def encode_reason(reason: str) -> bytes:
     """The body of a REFUSAL."""
-    return encode(reason[:MAX_ERROR_CHARS])
+    return encode(escaped(reason, MAX_ERROR_CHARS))
 
 
 def pack(sequence: int, kind: Kind, op: int, body: bytes) -> bytes:
@@ -125,3 +130,26 @@ class FrameReader:
 
     def reason(self, envelope: Envelope) -> str:
         return self._reasons.decode(envelope.body)
+
+
+class Readers:
+    """One reader for each kind of sender: what a kind never says, or a frame larger than it ever sends, is malformed
+    before it costs anything.
+
+    Args:
+        messages: the types that senders may send, as a union, or a ``Sender`` for each kind.
+        common: union of what all may send.
+    """
+
+    def __init__(self, messages: Any, common: Any, max_frame_bytes: int) -> None:
+        self._everyone: FrameReader | None = None
+        self._by_kind: dict[str, FrameReader] = {}
+        if isinstance(messages, Mapping):
+            for kind, sender in messages.items():
+                most = min(sender.max_bytes or max_frame_bytes, max_frame_bytes)
+                self._by_kind[kind] = FrameReader(sender.messages | common, most)
+        else:
+            self._everyone = FrameReader(messages | common, max_frame_bytes)
+
+    def of(self, kind: str) -> FrameReader:
+        return self._everyone or self._by_kind[kind]

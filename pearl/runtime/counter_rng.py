@@ -17,7 +17,7 @@ def bits(*keys: int) -> int:
 
 
 def uniform(*keys: int) -> float:
-    """In (0, 1)."""
+    """Draw a uniform in (0, 1)."""
     return ((bits(*keys) >> 11) + 0.5) * 2.0**-53
 
 
@@ -28,7 +28,7 @@ def normal(*keys: int) -> float:
 
 
 def lognormal(mean: float, sigma: float, *keys: int) -> float:
-    """With that mean; ``sigma`` is the standard deviation of its logarithm."""
+    """Draw a lognormal with that mean; ``sigma`` is the standard deviation of its logarithm."""
     return mean * math.exp(sigma * normal(*keys) - sigma * sigma / 2.0)
 
 

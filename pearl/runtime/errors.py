@@ -19,6 +19,10 @@ class RemoteError(Exception):
         self.kind = kind
 
 
+class FinalError(Exception):
+    """A process cannot do its work, and no later try could."""
+
+
 class RefusedError(Exception):
     """The coordinator does not let this peer in; the text says why."""
 

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
+from pearl.types.error_text import error_text, escaped
+
 MAX_ERROR_CHARACTERS = 500
 _LIBRARIES = tuple(
     os.path.realpath(path) + os.sep
@@ -69,11 +71,11 @@ def load_extension(key: str, name: str, built_in: Mapping[str, str] = {}) -> Cal
 
 def describe_error(error: BaseException) -> str:
     """Give the error's type, its text (bounded) and the line of the person's own code that led to it."""
-    text = f"{type(error).__name__}: {str(error)[:MAX_ERROR_CHARACTERS]}"
+    text = f"{type(error).__name__}: {error_text(error, MAX_ERROR_CHARACTERS)}"
     if isinstance(error, SyntaxError) and error.filename:
-        return f"{type(error).__name__}: {error.msg} ({error.filename}:{error.lineno})"
+        return escaped(f"{type(error).__name__}: {error.msg} ({error.filename}:{error.lineno})")
     place = _place(error)
-    return f"{text} ({place})" if place else text
+    return escaped(f"{text} ({place})" if place else text)
 
 
 def format_error(error: BaseException) -> str:

@@ -43,11 +43,12 @@ class Faults:
         self._link(peer).delay_s = seconds
 
     def partition(self, peer: str) -> None:
-        """Nothing passes in either direction until ``heal``."""
+        """Block everything in both directions until ``heal``."""
         self._link(peer).cut = True
 
     def heal(self, peer: str) -> None:
-        """What was held comes now, in order; what waits to be sent goes at the next occasion."""
+        """End a partition: held messages are delivered now, in order; messages waiting to be sent leave at the
+        next occasion."""
         link = self._link(peer)
         link.cut = False
         while link.held:

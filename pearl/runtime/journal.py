@@ -14,7 +14,8 @@ import msgspec
 
 from pearl.runtime import wal
 
-FORMAT = 1
+FORMAT = 2
+"""Raised whenever a snapshot, an event or a command written before could not be read any more."""
 SEGMENT_BYTES = 64 << 20  # a segment is read whole into memory when replayed
 
 
@@ -152,6 +153,13 @@ def _numbers(directory: Path) -> list[int]:
     return numbers
 
 
+def _other_format(path: Path, found: int) -> str:
+    return (
+        f"{path}: the journal has format {found}, and this version of PEARL reads format {FORMAT} only: the run can "
+        f"be resumed and replayed by the version that made it; pearl report opens its results with this one too"
+    )
+
+
 def _load(path: Path, *, may_be_torn: bool) -> Segment:
     size = path.stat().st_size
     records = list(wal.read_segment(path, may_be_torn=may_be_torn))
@@ -159,9 +167,9 @@ def _load(path: Path, *, may_be_torn: bool) -> Segment:
         raise wal.DamagedError(f"{path}: the snapshot at offset 0 is cut short")
     try:
         opening = _decode_opening(records[0].payload)
+        if opening.format != FORMAT:
+            raise ValueError(_other_format(path, opening.format))
         entries = [_decode_entry(record.payload) for record in records[1:]]
     except msgspec.DecodeError as error:
         raise wal.DamagedError(f"{path}: not a segment of a journal: {error}") from error
-    if opening.format != FORMAT:
-        raise ValueError(f"{path} has journal format {opening.format}; this version of PEARL reads {FORMAT}")
     return Segment(opening, entries, size - records[-1].end)

@@ -84,11 +84,11 @@ class Liveness:
         self.asleep_s = 0.0  # how long the judge itself slept, in all
 
     def add(self, peer: str, now: float, *, ready: bool = False) -> None:
-        """From now on; unless ``ready``, the limit of a start holds until ``ready()`` is called."""
+        """Watch a peer from now on; unless ``ready``, the limit of a start holds until ``ready()`` is called."""
         self._peers[peer] = _Peer(IdleTimer(now), IdleTimer(now), IdleTimer(now), ready=ready)
 
     def ready(self, peer: str) -> None:
-        """It has started: the limit of a start is over."""
+        """Note that a peer has started: the limit of a start is over."""
         self._peers[peer].ready = True
 
     def remove(self, peer: str) -> None:

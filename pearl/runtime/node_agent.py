@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from pearl.runtime.errors import PeerGoneError, RefusedError, RemoteError
+from pearl.runtime.installation import model_digest
 from pearl.runtime.orphans import Orphans
 from pearl.runtime.process_group import ProcessGroup
 from pearl.types.messages.control import (
@@ -46,11 +47,15 @@ class Connection(Protocol):
 
     @property
     def address(self) -> str:
-        """Of the coordinator, as this host reaches it."""
+        """Return the coordinator's address, as this host reaches it."""
 
     @property
     def run_id(self) -> str:
         """Known once it is let in."""
+
+    @property
+    def model_path(self) -> str:
+        """Return the job's model path, known once the agent has joined; "" means that it does not matter."""
 
     @property
     def has_joined(self) -> bool:
@@ -60,9 +65,11 @@ class Connection(Protocol):
     def was_shut_down(self) -> bool:
         """Whether it ended because the coordinator said so."""
 
+    async def wait_joined(self) -> None:
+        """Wait until it is let in, or has ended."""
+
     async def run(self) -> str:
-        """Until told to shut down, dropped, or the coordinator has been silent for the lease; returns which.
-        RefusedError when it was never let in."""
+        """Run until told to shut down, dropped, or the coordinator has been silent for the lease; returns which."""
 
     async def notify(self, message: ControlMessage) -> None:
         """Waits until it is let in and while the coordinator does not read. PeerGoneError once it has ended."""
@@ -125,7 +132,7 @@ class NodeAgent:
 
     @property
     def survivors(self) -> tuple[str, ...]:
-        """Who did not end on SIGKILL, in words."""
+        """Describe the processes that did not end on SIGKILL."""
         return self._orphans.survivors
 
     async def handle(self, message: ControlMessage) -> ControlMessage | None:
@@ -158,7 +165,8 @@ class NodeAgent:
         self._returned.set()
 
     def give_notice(self, grace_s: float, reason: str) -> None:
-        """Its host is taken away in ``grace_s``. When this comes again or it was not taken in, it leaves at once."""
+        """Give notice that the host is taken away in ``grace_s``; a second notice, or one that could not be
+        delivered, leaves at once."""
         if self._used is not None or not self.has_joined:
             self.leave(reason, kills=True)
         elif not self._leaving.is_set():
@@ -200,7 +208,12 @@ class NodeAgent:
             await self._notify(self._report)
             return
         try:
-            await connection.call(self._report, deadline_s=self._lease_s)
+            report = self._report
+            await connection.wait_joined()
+            if connection.model_path:
+                model = await asyncio.to_thread(model_digest, connection.model_path)
+                report = msgspec.structs.replace(report, model=model)
+            await connection.call(report, deadline_s=self._lease_s)
         except RemoteError as error:
             self.leave(error.text, "refused")
         except TimeoutError:
@@ -224,7 +237,7 @@ class NodeAgent:
         if wanted.group in self._groups:
             raise ValueError(f"group {wanted.group} runs here already")
         assert self._connection is not None
-        spec = self._settle(wanted, self._connection)
+        spec = self._localized(wanted, self._connection)
         group = ProcessGroup(spec, self._connection.run_id)
         _write_files(group.directory, spec.files)
         self._groups[spec.group] = group
@@ -239,8 +252,8 @@ class NodeAgent:
         self._watchers.create_task(self._watch(group), name=f"watch {spec.group}")
         return StartGroupReply(spec.group, pid)
 
-    def _settle(self, spec: StartGroup, connection: Connection) -> StartGroup:
-        """As it is started on this host."""
+    def _localized(self, spec: StartGroup, connection: Connection) -> StartGroup:
+        """Fill in what only this host knows of a group to be started."""
         logs = Path(spec.log_directory)
         if self._choose_logs is not None:
             logs = self._choose_logs(logs, connection.run_id)
@@ -264,7 +277,12 @@ class NodeAgent:
         del self._groups[name]
         await self._orphans.end(self._groups.values())
         log.info("group %s is gone: %s", name, exit_.reason)
-        await self._notify(GroupExited(name, exit_.code, exit_.reason, exit_.log_tail, exit_.counter))
+        told = GroupExited(name, exit_.code, exit_.reason, exit_.log_tail, exit_.counter)
+        if exit_.failure is not None:
+            told = msgspec.structs.replace(
+                told, failure=exit_.failure.reason, is_final=exit_.failure.is_final
+            )
+        await self._notify(told)
 
     async def _notify(self, message: AgentReport | GroupExited | Notice | Leaving) -> None:
         assert self._connection is not None

@@ -4,10 +4,13 @@ from collections import deque
 
 import msgspec
 
+from pearl.runtime.installation import CHECKED, differences
 from pearl.runtime.zmq_socket import Outbox
-from pearl.types.messages.control import Hello
+from pearl.types.messages.control import Hello, Installation
 
 MAX_STRANGERS = 1024  # routes remembered as refused
+MAX_ADMINS = 64  # at once
+MAX_AGENTS = 4096
 
 
 def peer_name(hello: Hello) -> str:
@@ -24,8 +27,10 @@ class PeerEntry(msgspec.Struct, eq=False):
 
 
 class PeerTable:
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, run_id: str, installation: Installation | None = None) -> None:
+        """``installation`` is what agents and workers must have; None = they are not asked."""
         self._run_id = run_id
+        self._installation = installation
         self._by_route: dict[bytes, PeerEntry] = {}
         self._newest: dict[tuple[str, int], int] = {}  # incarnation by kind and slot
         self._strangers: deque[bytes] = deque(maxlen=MAX_STRANGERS)
@@ -36,7 +41,9 @@ class PeerTable:
 
     def add(self, member: PeerEntry) -> None:
         self.by_name[member.name] = self._by_route[member.route] = member
-        self._newest[member.hello.kind, member.hello.slot] = member.hello.incarnation
+        hello = member.hello
+        if hello.kind != "admin":  # not numbered in order, and of any number
+            self._newest[hello.kind, hello.slot] = hello.incarnation
 
     def remove(self, name: str) -> PeerEntry | None:
         member = self.by_name.pop(name, None)
@@ -57,12 +64,23 @@ class PeerTable:
 
     def objection(self, hello: Hello) -> str:
         """Why not to let it in; "" = welcome."""
-        is_new_here = not hello.run_id and hello.kind in ("agent", "admin")
+        # The agent in slot 0 is the coordinator's own, which knows its run.
+        is_new_here = not hello.run_id and (
+            hello.kind == "admin" or (hello.kind == "agent" and hello.slot > 0)
+        )
         if hello.run_id != self._run_id and not is_new_here:
             return f"it belongs to run {hello.run_id!r}, this is run {self._run_id!r}"
         if (member := self.by_name.get(peer_name(hello))) is not None:
             return f"there is a {member.name} already: pid {member.hello.pid} on {member.hello.host}"
+        if (most := {"admin": MAX_ADMINS, "agent": MAX_AGENTS}.get(hello.kind)) is not None:
+            there = sum(member.hello.kind == hello.kind for member in self.by_name.values())
+            if there >= most:
+                return (
+                    f"{there} peers of kind {hello.kind} are connected, which is the limit: try again later"
+                )
         newest = self._newest.get((hello.kind, hello.slot), hello.incarnation)
-        if hello.kind != "admin" and hello.incarnation < newest:  # admin peers are not numbered in order
+        if hello.incarnation < newest:
             return f"incarnation {newest} of it has been here since"
+        if self._installation is not None and hello.kind in CHECKED:
+            return differences(self._installation, hello.installation)
         return ""

@@ -10,6 +10,7 @@ import msgspec
 from pearl.runtime.clock import Clock
 from pearl.runtime.codec import Failure
 from pearl.runtime.errors import PeerGoneError, RemoteError
+from pearl.types.error_text import error_text
 
 
 class _Pending(msgspec.Struct, eq=False):
@@ -64,8 +65,8 @@ class PendingCalls:
             pending.answer.set_result(outcome)
 
     def reject(self, peer: str, op: int, error: Exception) -> None:
-        """What came as the answer cannot be read."""
-        self.resolve(peer, op, Failure(type(error).__name__, str(error)))
+        """Fail a call whose answer cannot be read."""
+        self.resolve(peer, op, Failure(type(error).__name__, error_text(error)))
 
     def fail(self, peer: str, reason: str) -> None:
         """The peer is gone: nothing asked of it will be answered."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from pearl.runtime.installation import installation
 from pearl.runtime.node_agent import NodeAgent
 from pearl.runtime.rpc_client import RpcClient
 from pearl.runtime.signals import watch_signals
@@ -61,11 +62,7 @@ class PreemptibleAgent:
         self._logs = terms.log_directory
 
     async def run(self) -> str:
-        """Until it leaves as it was asked to; returns why.
-
-        Raises:
-            GivenUpError: it was refused, found no coordinator for ``rejoin_s``, or leaves processes that do not end.
-        """
+        """Run until it leaves as it was asked to; returns why."""
         loop = asyncio.get_running_loop()
         watch_signals(self.call_off)
         lifetime_s = self._terms.lifetime_s
@@ -112,7 +109,7 @@ class PreemptibleAgent:
         )
 
     def call_off(self, reason: str) -> None:
-        """Its host is taken away: give notice and go; a second time go at once."""
+        """Give notice that the host is taken away and leave; a second call leaves at once."""
         self._called_off.set()
         assert self._agent is not None
         self._agent.give_notice(self._terms.grace_s, reason)
@@ -130,7 +127,15 @@ class PreemptibleAgent:
         terms = self._terms
         return RpcClient(
             terms.address,
-            hello=Hello("agent", self._slot, incarnation, self._report.host, os.getpid(), self._run_id),
+            hello=Hello(
+                "agent",
+                self._slot,
+                incarnation,
+                self._report.host,
+                os.getpid(),
+                self._run_id,
+                installation=installation(),
+            ),
             messages=ControlMessage,
             handler=agent.handle,
             heartbeat=agent.heartbeat,

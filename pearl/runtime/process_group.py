@@ -19,7 +19,8 @@ import msgspec
 import psutil
 
 import pearl
-from pearl.runtime import mmap_counter, parent_death, process_markers
+from pearl.runtime import failure_file, mmap_counter, parent_death, process_markers
+from pearl.runtime.failure_file import Failure
 from pearl.runtime.pidfd import wait_exited
 from pearl.types.messages.control import StartGroup
 
@@ -34,6 +35,7 @@ class Exit(msgspec.Struct, frozen=True):
     reason: str
     log_tail: str
     counter: int | None = None  # last value of the group's counter file, when a process kept one
+    failure: Failure | None = None  # the first error that ended a process of it, when there was one
 
 
 class ProcessGroup:
@@ -55,6 +57,7 @@ class ProcessGroup:
         self._counter_path = Path(
             spec.environment.get(mmap_counter.ENVIRONMENT_KEY, self.directory / mmap_counter.DEFAULT_NAME)
         )
+        self._failure_path = self.directory / failure_file.NAME
         self._process: asyncio.subprocess.Process | None = None
         self._exit: Exit | None = None
         self._stop_reason = ""
@@ -62,7 +65,7 @@ class ProcessGroup:
 
     @property
     def pid(self) -> int | None:
-        """Of the subreaper, above all others of the group."""
+        """Return the pid of the subreaper, above all others of the group."""
         return None if self._process is None else self._process.pid
 
     async def start(self) -> int:
@@ -70,6 +73,7 @@ class ProcessGroup:
         assert self._process is None
         async with self._ending:
             self.directory.mkdir(parents=True, exist_ok=True)
+            self._failure_path.unlink(missing_ok=True)
             name = "launcher.log" if self.spec.num_processes else "rank0.log"
             with _open_log(self.directory / name) as output:
                 self._process = await asyncio.create_subprocess_exec(
@@ -77,13 +81,15 @@ class ProcessGroup:
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
-                    env=group_environment(self.spec, self.run_id, os.environ, self._counter_path),
+                    env=group_environment(
+                        self.spec, self.run_id, os.environ, self._counter_path, self._failure_path
+                    ),
                     start_new_session=True,  # a terminal's Ctrl-C is for the coordinator, which ends the groups
                 )
         return self._process.pid
 
     async def wait(self) -> Exit:
-        """Until the subreaper has ended; then nothing of the group is left. Any number of tasks may wait."""
+        """Wait until the launcher has exited; then nothing of the group is left. Any number of tasks may wait."""
         assert self._process is not None
         code = await self._process.wait()
         async with self._ending:
@@ -91,7 +97,11 @@ class ProcessGroup:
                 await self._kill()
                 reason = self._stop_reason or _describe(code)
                 self._exit = Exit(
-                    code, reason, log_tail(self.directory), mmap_counter.read(self._counter_path)
+                    code,
+                    reason,
+                    log_tail(self.directory),
+                    mmap_counter.read(self._counter_path),
+                    failure_file.read(self._failure_path),
                 )
             return self._exit
 
@@ -141,7 +151,7 @@ class ProcessGroup:
             await wait_exited(fds, grace_s)
 
     def _torchrun(self) -> set[int]:
-        """It has nothing to put in order for us."""
+        """Kill the launcher: torchrun has no clean-up of its own that matters."""
         if self.pid is None or self.spec.num_processes == 0:
             return set()
         with suppress(psutil.Error):
@@ -168,14 +178,14 @@ def command_line(spec: StartGroup, directory: Path) -> list[str]:
 
 
 def _literal(word: str) -> str:
-    """For torchrun, to which the arguments of its ranks are templates with $ as the mark."""
+    """Escape an argument for torchrun, which takes arguments as templates with $ as the mark."""
     return word.replace("$", "$$")
 
 
 def group_environment(
-    spec: StartGroup, run_id: str, base: Mapping[str, str], counter_path: Path
+    spec: StartGroup, run_id: str, base: Mapping[str, str], counter_path: Path, failure_path: Path
 ) -> dict[str, str]:
-    """What the group's processes see: ours, then what the coordinator wants, then the markers."""
+    """Return the environment of the group's processes: ours, then what the coordinator sets, then the markers."""
     environment = {"OMP_NUM_THREADS": "1", **base}
     environment |= {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # else a dead peer of one link ends the whole process
@@ -183,6 +193,7 @@ def group_environment(
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the order of NVML, which our GPU ids follow
         "SPT_NOENV": "1",  # setproctitle would overwrite the environment in which the markers are
         mmap_counter.ENVIRONMENT_KEY: str(counter_path),
+        failure_file.ENVIRONMENT_KEY: str(failure_path),
         **spec.environment,
         process_markers.RUN_VARIABLE: run_id,
         process_markers.GROUP_VARIABLE: spec.group,

@@ -32,10 +32,7 @@ class Killed(NamedTuple):
 
 
 def process_start(pid: int) -> int | None:
-    """Return when ``pid`` started, in clock ticks since boot; None when there is none or only its zombie is left.
-
-    With the pid it names a process for good: a reused pid has another start.
-    """
+    """Return when ``pid`` started, in clock ticks since boot; None when there is none or only its zombie is left."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()

@@ -76,6 +76,7 @@ class RpcClient:
         self.faults = Faults(self.clock)
         self.malformed = 0
         self.run_id = hello.run_id  # known when it has been let in
+        self.model_path = ""  # of the job, known then too
         self.has_joined = False  # was let in, whatever happened then
         self.was_shut_down = False  # ended because it was told to
         self.address = address
@@ -173,6 +174,10 @@ class RpcClient:
         await self._wait_for_room()
         self._outbox.put(kind, op, body)
 
+    async def wait_joined(self) -> None:
+        """Wait until it is let in, or has ended."""
+        await self._joined.wait()
+
     async def _wait_for_room(self) -> None:
         await self._joined.wait()
         while self._outbox.is_full and not self._ended.is_set():
@@ -221,6 +226,7 @@ class RpcClient:
     def _let_in(self, answer: msgspec.Struct) -> None:
         if isinstance(answer, Welcome):
             self.run_id = answer.run_id
+            self.model_path = answer.model_path
         self.has_joined = True
         self._joined.set()
 

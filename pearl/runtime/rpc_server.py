@@ -19,6 +19,7 @@ from pearl.runtime.codec import (
     Envelope,
     FrameReader,
     Kind,
+    Readers,
     encode,
     encode_bounded,
     encode_failure,
@@ -38,7 +39,7 @@ from pearl.runtime.pending_calls import PendingCalls
 from pearl.runtime.rate_limited_log import RateLimitedLogger
 from pearl.runtime.send_queues import SendQueues
 from pearl.runtime.zmq_socket import ReadPause, ZmqSocket
-from pearl.types.messages.control import Ack, Hello, Welcome
+from pearl.types.messages.control import Ack, Hello, Installation, Welcome
 
 __all__ = [
     "Call",
@@ -57,6 +58,8 @@ log = logging.getLogger(__name__)
 Reply = TypeVar("Reply", bound=msgspec.Struct)
 
 KEEPALIVE_PERIOD_S = 0.5  # a twentieth of the default lease
+MAX_HELLO_BYTES = 64 << 10
+"""Of a frame from somebody who has not said hello: it is read only if it can be one."""
 LATE_S = 1.0  # the loop held up for longer is worth a line
 
 
@@ -73,7 +76,9 @@ class RpcServer:
     Args:
         address: where to listen; with port 0, ``self.address`` says which port was chosen.
         run_id: a hello for another run is refused; who does not know it learns it from the answer to its hello.
-        messages: the tagged struct types that peers may send, as a union.
+        messages: the tagged struct types that peers may send, as a union, or a ``Sender`` for each kind of peer.
+        installation: what agents and workers must have to be let in; None = whatever they have.
+        model_path: of the job; told to those who are let in.
         queue_messages: bound of the queue to each peer and of the one to ``receive``. When that one is full the socket
             is not read, answers included, until ``receive`` has taken half of it: the receiver must not wait for
             an answer itself.
@@ -91,6 +96,8 @@ class RpcServer:
         queue_messages: int,
         max_frame_bytes: int,
         clock: Clock,
+        installation: Installation | None = None,
+        model_path: str = "",
         keepalive_period_s: float = KEEPALIVE_PERIOD_S,
     ) -> None:
         self.address = address
@@ -100,9 +107,11 @@ class RpcServer:
         self._queue_messages = queue_messages
         self._max_frame_bytes = max_frame_bytes
         self._keepalive_period_s = keepalive_period_s
-        self._reader = FrameReader(messages | Hello | Ack, max_frame_bytes)
-        self._members = PeerTable(run_id)
-        self._welcome = Welcome(run_id)
+        self._readers = Readers(messages, Hello | Ack, max_frame_bytes)
+        self._hellos = FrameReader(Hello, MAX_HELLO_BYTES)
+        self.installation = installation
+        self._members = PeerTable(run_id, installation)
+        self._welcome = Welcome(run_id, model_path)
         self._send_queues = SendQueues(self._members, self.faults, queue_messages, self._transmit)
         self._pending = PendingCalls(clock, self._poll)
         self._inbound: deque[Inbound] = deque()
@@ -184,7 +193,8 @@ class RpcServer:
         return reply
 
     async def receive(self) -> Inbound:
-        """What came next, for one receiver, who has handled it when it calls again. Waits as long as nothing comes."""
+        """Return the next message, for one receiver, who has handled it when it calls again. Waits as long as
+        nothing comes."""
         self._num_handled = self._num_delivered - len(self._inbound)
         self._handled.set()
         while not self._inbound or self._failure is not None:
@@ -197,8 +207,8 @@ class RpcServer:
         return item
 
     async def caught_up(self) -> None:
-        """Until all that has arrived by now was handled by the receiver: what a peer told before it answered an ask
-        comes after the answer for the asker, who waits here. Not for the receiver itself."""
+        """Wait until all that has arrived by now was handled by the receiver: notifications that a peer sent
+        before it answered a call."""
         target = self._num_delivered
         while self._num_handled < target:
             self._handled.clear()
@@ -226,12 +236,12 @@ class RpcServer:
         return member is not None and self._send_queues.reaches(member)
 
     def last_heard(self, peer: str) -> float:
-        """When something last came from it, on ``clock``."""
+        """Return when something last came from the peer, on ``clock``."""
         return self._member(peer).last_heard
 
     @property
     def paused_s(self) -> float:
-        """For how long, in all, the socket was not read because ``receive`` did not keep up."""
+        """Return for how many seconds in all the socket was not read because ``receive`` did not keep up."""
         return self._read_pause.paused_s
 
     @property
@@ -261,7 +271,8 @@ class RpcServer:
         return member
 
     def _answer(self, member: PeerEntry, kind: Kind, op: int, body: bytes) -> None:
-        """To a peer that may be gone; one that does not take its answers is lost, and nobody else hurt."""
+        """Send an answer to a peer that may be gone; one that does not take its answers is lost, and nobody else
+        hurt."""
         if not self._members.has(member):
             return
         try:
@@ -300,8 +311,9 @@ class RpcServer:
 
     def _take(self, route: bytes, frame: bytes) -> None:
         member = self._members.at(route)
+        reader = self._hellos if member is None else self._readers.of(member.hello.kind)
         try:
-            envelope = self._reader.envelope(frame)
+            envelope = reader.envelope(frame)
         except MalformedError as error:
             self._malformed(repr(route) if member is None else member.name, error)
             if member is not None:
@@ -320,7 +332,7 @@ class RpcServer:
     def _understand(self, member: PeerEntry, envelope: Envelope) -> None:
         kind, op = envelope.kind, envelope.op
         try:
-            message = self._reader.body(envelope)
+            message = self._readers.of(member.hello.kind).body(envelope)
         except MalformedError as error:
             self._malformed(member.name, error)
             if kind is Kind.ASK:
@@ -358,7 +370,7 @@ class RpcServer:
 
     def _on_unknown_peer(self, route: bytes, envelope: Envelope) -> None:
         try:
-            message = self._reader.body(envelope) if envelope.kind is Kind.ASK else None
+            message = self._hellos.body(envelope) if envelope.kind is Kind.ASK else None
         except MalformedError as error:
             self._malformed(repr(route), error)
             return

@@ -35,7 +35,7 @@ class SendQueues:
             self._backlog.add(member.name)
 
     def refuse(self, route: bytes, name: str, op: int, reason: str) -> None:
-        """As far as it can be told at once; whoever does not hear it ends by its lease."""
+        """Send a refusal if that is possible at once; a peer that misses it ends by its lease."""
         self._send(name, route, pack(0, Kind.REFUSAL, op, encode_reason(reason)))
         self._members.note_refused(route)
 

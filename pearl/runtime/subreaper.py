@@ -101,7 +101,7 @@ def _end_descendants(child: int, status: int | None) -> int:
 
 
 def _end_as(status: int) -> NoReturn:
-    """With the exit code of ``status``, or by the same signal."""
+    """Exit with the exit code of ``status``, or by the same signal."""
     code = os.waitstatus_to_exitcode(status)
     sys.stderr.flush()
     if code < 0:

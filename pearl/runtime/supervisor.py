@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
+from pearl.types.error_text import error_text
+
 log = logging.getLogger(__name__)
 
 
@@ -16,7 +18,7 @@ class TaskFailedError(Exception):
     """A supervised task raised; the error is the ``__cause__``."""
 
     def __init__(self, name: str, error: BaseException) -> None:
-        super().__init__(f"task {name!r} failed: {type(error).__name__}: {error}")
+        super().__init__(f"task {name!r} failed: {type(error).__name__}: {error_text(error)}")
         self.name = name
         self.__cause__ = error
 
@@ -25,14 +27,14 @@ class RestartLimit:
     """Restart intensity: more than ``max_restarts`` within ``window_s`` is not worth another try. Pure."""
 
     def __init__(self, max_restarts: int, window_s: float) -> None:
-        self._max_restarts = max_restarts
+        self.max_restarts = max_restarts
         self._window_s = window_s
         self._times: deque[float] = deque(maxlen=max_restarts + 1)
 
     def allows(self, now: float) -> bool:
         """Count a failure at ``now`` (monotonic seconds); False when it was one too many."""
         self._times.append(now)
-        return len(self._times) <= self._max_restarts or now - self._times[0] > self._window_s
+        return len(self._times) <= self.max_restarts or now - self._times[0] > self._window_s
 
 
 async def supervise(tasks: Mapping[str, Coroutine[Any, Any, object]]) -> str:

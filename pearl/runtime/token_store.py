@@ -103,7 +103,7 @@ class TokenStore:
         self._do(_Cut(trajectory, length))
 
     def forget(self, trajectory: int) -> None:
-        """Nobody will ask for it again; unknown ones are ignored."""
+        """Drop a trajectory that nobody will ask for again; unknown ones are ignored."""
         if trajectory in self._tokens:
             self._do(_Forget(trajectory))
 
@@ -119,7 +119,7 @@ class TokenStore:
         self._delete_dead()
 
     def trajectories(self) -> list[int]:
-        """Those that have tokens and are not forgotten."""
+        """Return the trajectories that have tokens and are not forgotten."""
         return list(self._tokens)
 
     def length(self, trajectory: int) -> int:
@@ -169,26 +169,12 @@ class TokenStore:
         except msgspec.DecodeError as error:
             raise wal.DamagedError(f"{path}: no token record at offset {record.offset}: {error}") from error
         for operation in operations:
-            self._apply(operation)
+            _apply_to(self._tokens, operation)
         self._note(self._number, operations)
 
     def _do(self, operation: _Operation) -> None:
-        self._apply(operation)
+        _apply_to(self._tokens, operation)
         self._buffer.append(operation)
-
-    def _apply(self, operation: _Operation) -> None:
-        match operation:
-            case _Append(trajectory, kind, turn, ids, logprobs, runs):
-                tokens = self._tokens.get(trajectory)
-                if tokens is None:
-                    tokens = self._tokens[trajectory] = GrowingTokens()
-                tokens.append(kind, turn, ids, logprobs, runs)
-            case _Cut(trajectory, length):
-                # Unknown after a reload when the tokens went with a deleted segment: a forget follows then.
-                if trajectory in self._tokens:
-                    self._tokens[trajectory].cut(length)
-            case _Restart(trajectory) | _Forget(trajectory):
-                self._tokens.pop(trajectory, None)
 
     def _note(self, number: int, operations: Iterable[_Operation]) -> None:
         """Keep account of which segments live trajectories need."""
@@ -217,6 +203,37 @@ class TokenStore:
             path.unlink(missing_ok=True)
             self._written.pop(path, None)
             del self._live[oldest]
+
+
+def read_tokens(directory: Path) -> dict[int, TrajectoryTokens]:
+    """The tokens of every trajectory that the files still hold, finished ones included. Changes nothing on disk.
+
+    Finished trajectories go with their segment of 16 MB, the oldest first: of a long run only the newest are left.
+
+    Raises:
+        DamagedError: a segment does not hold what was written.
+    """
+    found: dict[int, GrowingTokens] = {}
+    numbers = wal.segment_numbers(directory)
+    for number in numbers:
+        path = wal.segment_path(directory, number)
+        for record in wal.read_segment(path, may_be_torn=number == numbers[-1]):
+            for operation in _decode(record.payload):
+                if not isinstance(operation, _Forget):
+                    _apply_to(found, operation)
+    return {trajectory: tokens.view() for trajectory, tokens in found.items()}
+
+
+def _apply_to(found: dict[int, GrowingTokens], operation: _Operation) -> None:
+    match operation:
+        case _Append(trajectory, kind, turn, ids, logprobs, runs):
+            found.setdefault(trajectory, GrowingTokens()).append(kind, turn, ids, logprobs, runs)
+        case _Cut(trajectory, length):
+            # Unknown when the tokens went with a deleted segment: a forget follows then.
+            if trajectory in found:
+                found[trajectory].cut(length)
+        case _Restart(trajectory) | _Forget(trajectory):
+            found.pop(trajectory, None)
 
 
 def _check(

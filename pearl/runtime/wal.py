@@ -112,7 +112,7 @@ class SegmentWriter:
             data = data[written:]
 
     def close(self) -> None:
-        """Also puts it on the device, so that closed segments survive a power cut. Harmless twice."""
+        """Close the segment and sync it to the device, so that it survives a power cut. Repeated calls do nothing."""
         if self._fd >= 0:
             os.fsync(self._fd)
             os.close(self._fd)

@@ -87,7 +87,7 @@ class ZmqSocket:
         self._watch()
 
     def close(self) -> None:
-        """What was sent gets LINGER_MS to leave; may block the loop for that long, never longer."""
+        """Close the socket; messages sent get LINGER_MS to leave, for which it may block the loop, never longer."""
         if self._socket.closed:
             return
         self._loop.remove_reader(self._fd)
@@ -196,7 +196,7 @@ class Outbox:
             self._waiting.append(frame)
 
     def put_if_idle(self, kind: Kind, op: int, body: bytes) -> None:
-        """For what the next one makes good: left out while others wait."""
+        """Queue a message that the next of its kind replaces; skipped while others wait."""
         if not self._waiting:
             self.put(kind, op, body)
 

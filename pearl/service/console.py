@@ -1,14 +1,25 @@
 """What the person at the terminal sees: one readable line for what matters, aligned columns for the steps."""
 
 import logging
-from collections.abc import Mapping
-from typing import TextIO
+from typing import TextIO, assert_never
 
-from pearl.types.commands import Report
 from pearl.types.config import ElasticConfig
-
-Value = int | float | str | bool | None
-Values = Mapping[str, Value]
+from pearl.types.error_text import without_surrogates
+from pearl.types.reports import (
+    AnyReport,
+    ComparisonReport,
+    DecisionReport,
+    EvaluationReport,
+    GateReport,
+    GpusReport,
+    HandoffReport,
+    NoteReport,
+    PlanReport,
+    ProfileReport,
+    StepReport,
+    TrainingReport,
+    WorkerReport,
+)
 
 log = logging.getLogger(__name__)
 
@@ -28,47 +39,50 @@ class Console:
         if self._stream is None:
             return
         try:
-            self._stream.write(line + "\n")
+            self._stream.write(without_surrogates(line) + "\n")
             self._stream.flush()
         except (BrokenPipeError, ValueError):
             self._stream = None
 
-    def report(self, report: Report) -> None:
-        line = self._line(report.kind, report.values)
+    def report(self, report: AnyReport) -> None:
+        line = self._line(report)
         if line:
             self.announce(line)
 
-    def _line(self, kind: str, values: Values) -> str:
-        match kind:
-            case "step":
+    def _line(self, report: AnyReport) -> str:
+        match report:
+            case StepReport():
                 lent, self._lent = self._lent, False
                 dedicated = sum(slot < self._num_workers for slot in self._serving)
-                line = step_line(values, dedicated, self._num_workers, len(self._serving) - dedicated)
+                line = step_line(report, dedicated, self._num_workers, len(self._serving) - dedicated)
                 return f"{line}  lent" if lent else line
-            case "evaluation":
-                return evaluation_line(values)
-            case "worker":
-                self._note_worker(values)
-                return worker_line(values)
-            case "training":
-                return training_line(values)
-            case "gpus":
-                return gpus_line(values)
-            case "handoff":
-                self._lent = self._lent or values.get("event") == "borrow"
-                line = handoff_line(values)
-                return self._first(f"handoff {values.get('event')}", line) if line else ""
-            case "gate":
-                return self._changed(f"gate {values.get('gate')}", values.get("yes"), gate_line(values))
-            case "decision":
-                return "" if values.get("switch") == "none" else decision_line(values)
-            case "plan":
-                return plan_line(values)
-            case "comparison":
-                return comparison_line(values)
-            case "profile":
+            case EvaluationReport():
+                return evaluation_line(report)
+            case WorkerReport():
+                self._note_worker(report)
+                return worker_line(report)
+            case TrainingReport():
+                return training_line(report)
+            case GpusReport():
+                return gpus_line(report)
+            case HandoffReport():
+                self._lent = self._lent or report.event == "borrow"
+                line = handoff_line(report)
+                return self._first(f"handoff {report.event}", line) if line else ""
+            case GateReport():
+                return self._changed(f"gate {report.gate}", report.yes, gate_line(report))
+            case DecisionReport():
+                return "" if report.switch == "none" else decision_line(report)
+            case PlanReport():
+                return plan_line(report)
+            case ComparisonReport():
+                return comparison_line(report)
+            case ProfileReport():
                 return ""
-        return str(values.get("text", "")) or kind
+            case NoteReport():
+                return report.text
+            case _:
+                assert_never(report)
 
     def _first(self, what: str, line: str) -> str:
         """Lending recurs with every step: a person is told once how it goes. Expansions are news each time."""
@@ -81,71 +95,67 @@ class Console:
         self._said[what] = value
         return line if value != before else ""
 
-    def _note_worker(self, values: Values) -> None:
-        slot = int(_number(values, "slot"))
-        if values.get("activity") == "active":
-            self._serving.add(slot)
-        elif values.get("event") != "updating":  # taking new weights is part of serving, for a reader
-            self._serving.discard(slot)
+    def _note_worker(self, report: WorkerReport) -> None:
+        if report.activity == "active":
+            self._serving.add(report.slot)
+        elif report.event != "updating":  # taking new weights is part of serving, for a reader
+            self._serving.discard(report.slot)
 
 
-def gpus_line(values: Values) -> str:
-    gpus, event = values.get("gpus"), values.get("event")
-    if event == "reclaimed":
-        return (
-            f"{gpus}: reclaimed ({values.get('reason')}), to be back within {_number(values, 'grace_s'):g} s"
-        )
-    if event == "returned":
-        late = "" if values.get("on_time") else ", too late"
-        return f"{gpus}: returned after {_number(values, 'seconds'):.2f} s{late}"
-    if event == "lost":
-        return f"{gpus}: lost ({values.get('reason')})"
-    return f"{gpus}: {event}"
+def gpus_line(report: GpusReport) -> str:
+    match report.event:
+        case "reclaimed":
+            return f"{report.gpus}: reclaimed ({report.reason}), to be back within {report.grace_s:g} s"
+        case "returned":
+            late = "" if report.on_time is True else ", too late"
+            return f"{report.gpus}: returned after {report.seconds:.2f} s{late}"
+        case "lost":
+            return f"{report.gpus}: lost ({report.reason})"
+        case "arrived":
+            return f"{report.gpus}: arrived"
 
 
-def handoff_line(values: Values) -> str:
-    seconds, workers = f"{_number(values, 'seconds'):.2f} s", f"{_number(values, 'workers'):.0f}"
-    match values.get("event"):
+def handoff_line(report: HandoffReport) -> str:
+    seconds = f"{report.seconds:.2f} s"
+    match report.event:
         case "expansion":
+            parts = report.parts
             return (
-                f"expansion: {workers} worker(s) serve after {seconds} "
-                f"(preparation {_number(values, 'part_preparation'):.1f}, "
-                f"finalization {_number(values, 'part_finalization'):.1f})"
+                f"expansion: {report.workers} worker(s) serve after {seconds} "
+                f"(preparation {parts['preparation']:.1f}, finalization {parts['finalization']:.1f})"
             )
-        case "borrow" if not _number(values, "workers"):
+        case "borrow" if not report.workers:
             return ""  # the batch was complete before any of them served
         case "borrow":
-            return f"training GPUs: lent to {workers} worker(s), which serve after {seconds}"
+            return f"training GPUs: lent to {report.workers} worker(s), which serve after {seconds}"
         case "return":
             return f"training GPUs: returned after {seconds}; later hand-overs are in report.html"
-    return ""
 
 
-def gate_line(values: Values) -> str:
-    verdict = "pays" if values.get("yes") else "does not pay"
-    return f"gate: to {values.get('gate')} {verdict}: {values.get('reason')}"
+def gate_line(report: GateReport) -> str:
+    outcome = "pays" if report.yes else "does not pay"
+    return f"gate: to {report.gate} {outcome}: {report.reason}"
 
 
-def decision_line(values: Values) -> str:
-    return f"decision for {values.get('workers')} worker(s): {values.get('target')}: {values.get('reason')}"
+def decision_line(report: DecisionReport) -> str:
+    return f"decision for {report.workers} worker(s): {report.target}: {report.reason}"
 
 
-def comparison_line(values: Values) -> str:
-    part = "training" if values.get("part") == "training" else f"worker {values.get('slot')}"
-    if values.get("error"):
+def comparison_line(report: ComparisonReport) -> str:
+    part = "training" if report.part == "training" else f"worker {report.slot}"
+    if report.error:
         return f"{part}: does not agree with transformers"
-    if values.get("skipped"):
-        return f"{part}: not compared with transformers: {values.get('skipped')}"
+    if report.skipped:
+        return f"{part}: not compared with transformers: {report.skipped}"
     return (
-        f"{part}: agrees with transformers on {_number(values, 'num_tokens'):.0f} tokens, largest gap "
-        f"{_number(values, 'max_gap'):.1g} nats ({_number(values, 'seconds'):.1f} s)"
+        f"{part}: agrees with transformers on {report.num_tokens} tokens, largest gap "
+        f"{report.max_gap:.1g} nats ({report.seconds:.1f} s)"
     )
 
 
-def plan_line(values: Values) -> str:
+def plan_line(report: PlanReport) -> str:
     """Only what no other line tells: who changes its role."""
-    rebind = values.get("rebind")
-    return f"plan: {rebind} (slot:role)" if rebind else ""
+    return f"plan: {report.rebind} (slot:role)" if report.rebind else ""
 
 
 def describe_elasticity(elastic: ElasticConfig) -> str:
@@ -162,38 +172,33 @@ def describe_elasticity(elastic: ElasticConfig) -> str:
     return f"elasticity: {', '.join(parts)}" if parts else ""
 
 
-def step_line(values: Values, serving: int, num_workers: int, extra: int = 0) -> str:
-    reward = values.get("reward_mean")
+def step_line(report: StepReport, serving: int, num_workers: int, extra: int = 0) -> str:
+    reward = report.reward_mean
     parts = [
-        f"step {_number(values, 'step'):3.0f}",
-        f"reward {reward:5.2f}" if isinstance(reward, int | float) else "reward     -",
-        f"{_scaled(_number(values, 'throughput_tokens_per_s')):>6} tok/s",
-        f"staleness {_number(values, 'max_staleness'):.0f}",
-        f"{_number(values, 'seconds'):5.1f} s",
-        f"train {_number(values, 'train_seconds'):4.1f} s",
+        f"step {report.step:3}",
+        "reward     -" if reward is None else f"reward {reward:5.2f}",
+        f"{_scaled(report.throughput_tokens_per_s):>6} tok/s",
+        f"staleness {report.max_staleness}",
+        f"{report.seconds:5.1f} s",
+        f"train {report.train_seconds:4.1f} s",
         f"workers {serving}/{num_workers}" + (f" +{extra}" if extra else ""),
     ]
-    if masked := _number(values, "masked"):
-        parts.append(f"masked {masked:.0f}")
+    if report.masked:
+        parts.append(f"masked {report.masked}")
     return "  ".join(parts)
 
 
-def evaluation_line(values: Values) -> str:
-    line = (
-        f"evaluation after {_number(values, 'step'):.0f} steps  greedy reward {_number(values, 'reward_mean'):.2f}"
-        f"  on {_number(values, 'tasks'):.0f} tasks"
-    )
-    masked = _number(values, "masked")
-    return f"{line}  masked {masked:.0f}" if masked else line
+def evaluation_line(report: EvaluationReport) -> str:
+    line = f"evaluation after {report.step} steps  greedy reward {report.reward_mean:.2f}  on {report.tasks} tasks"
+    return f"{line}  masked {report.masked}" if report.masked else line
 
 
-def worker_line(values: Values) -> str:
+def worker_line(report: WorkerReport) -> str:
     """Only what is news: a start, a first readiness, a loss."""
-    event, reason = values.get("event"), values.get("reason")
-    name = f"worker {values.get('slot')}"
-    again = _number(values, "incarnation") > 1
+    event, reason = report.event, report.reason
+    name = f"worker {report.slot}"
     if event == "starting":
-        return f"{name}: starting again" if again else f"{name}: starting"
+        return f"{name}: starting again" if report.incarnation > 1 else f"{name}: starting"
     if event == "ready" and not reason:
         return f"{name}: up, waits for weights"
     if event in ("ready", "stopping", "gone"):
@@ -201,18 +206,12 @@ def worker_line(values: Values) -> str:
     return ""
 
 
-def training_line(values: Values) -> str:
-    activity, reason = values.get("activity"), values.get("reason")
-    if activity == "starting":
-        return "trainer: starting" if _number(values, "incarnation") <= 1 else "trainer: starting again"
-    if activity == "lost":
-        return f"trainer: lost: {reason}"
+def training_line(report: TrainingReport) -> str:
+    if report.activity == "starting":
+        return "trainer: starting" if report.incarnation <= 1 else "trainer: starting again"
+    if report.activity == "lost":
+        return f"trainer: lost: {report.reason}"
     return ""
-
-
-def _number(values: Values, key: str) -> float:
-    value = values.get(key)
-    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def _scaled(value: float) -> str:

@@ -50,7 +50,7 @@ EXPLAINED = (RunFailedError, AgentFailedError, DamagedError, ValueError, OSError
 
 
 def run(config: Config, run_dir: Path, *, resume: bool) -> int:
-    """Run or resume the job. The exit code: 0 done, 1 failed, 2 asked wrongly, 128 + N stopped by signal N."""
+    """Run or resume the job. The exit code: 0 done, 1 failed, 2 usage error, 128 + N stopped by signal N."""
     exit_on_stop_signals()
     console = Console(sys.stdout, config.rollout.num_workers)
     try:
@@ -78,7 +78,7 @@ def run(config: Config, run_dir: Path, *, resume: bool) -> int:
 
 @contextmanager
 def _stop_signals_last() -> Iterator[None]:
-    """What comes while the event loop and its handlers go waits until there are others."""
+    """Hold back stop signals while the event loop and its handlers go, until there are others."""
     try:
         yield
     finally:
@@ -203,7 +203,9 @@ class Service:
 
     def _begin(self, files: RunFiles) -> InitialState:
         if self._resume and recovery.has_journal(files):
-            return recovery.recover(self._config, files)
+            beginning = recovery.recover(self._config, files)
+            files.write_config(self._config)  # the workers read it, whatever has become of the copies on disk
+            return beginning
         if self._resume:
             recovery.refuse_without_journal(files)
         files.write_config(self._config)
@@ -265,6 +267,8 @@ def _with_place(error: Exception, run_dir: Path) -> str:
     """The system's own errors do not always say what they are about."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename or run_dir}: {error.strerror}"
+    if isinstance(error, DamagedError):
+        return f"{error}; restore the file, or begin another run in a new directory"
     return str(error)
 
 
@@ -278,8 +282,8 @@ def _check_model(config: Config) -> None:
 
 
 def load_trace(config: Config, say: Callable[[str], None]) -> list[TraceEvent]:
-    """Of elastic.trace, as far as the preemptible GPUs of this host go where it has any. ValueError when it cannot be
-    used, with file and line."""
+    """Load elastic.trace, limited to the preemptible GPUs of this host where it has any. ValueError when it cannot
+    be used."""
     elastic = config.elastic
     if not elastic.trace:
         return []
@@ -298,7 +302,7 @@ def load_trace(config: Config, say: Callable[[str], None]) -> list[TraceEvent]:
 
 
 def how_to_join(address: str) -> str:
-    """For hosts that can reach ``address``, on which we listen."""
+    """Return how other hosts that can reach ``address`` join."""
     where = tcp_address.parse(address)
     host = where.host
     if where.ip is not None and where.ip.is_unspecified:
@@ -338,7 +342,8 @@ def _can_listen(family: int, where: tuple[Any, ...]) -> bool:
 
 
 def _needed_fds(config: Config) -> int:
-    """Of the coordinator: a connection a worker and its files, with plenty to spare."""
+    """Return the file descriptors that the coordinator needs: a connection a worker and its files, with plenty to
+    spare."""
     return 256 + 8 * (config.rollout.num_workers + config.training.num_ranks + config.environment.num_workers)
 
 

@@ -12,7 +12,7 @@ FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 def log_to(path: Path) -> Iterator[None]:
     """Send everything that PEARL logs to ``path``, and nothing to the terminal."""
     logging.raiseExceptions = False  # a full disk is told once, not with every line
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(logging.Formatter(FORMAT))
     logger = logging.getLogger("pearl")
     level, propagate = logger.level, logger.propagate

@@ -10,22 +10,22 @@ import msgspec
 from pearl.config import load
 from pearl.core.coordinator import Coordinator
 from pearl.runtime import journal
+from pearl.runtime.codec import encode
 from pearl.types.commands import AnyCommand
 from pearl.types.config import Config
 from pearl.types.events import AnyEvent
 
-_encode = msgspec.msgpack.Encoder().encode
 decode_event = msgspec.msgpack.Decoder(AnyEvent).decode
 decode_commands = msgspec.msgpack.Decoder(list[AnyCommand]).decode
 SHOWN_CHARACTERS = 400  # of a command in a message: what differs is near its start
 
 
 def encode_event(event: AnyEvent) -> bytes:
-    return _encode(event)
+    return encode(event)
 
 
 def encode_commands(commands: list[AnyCommand]) -> bytes:
-    return _encode(commands)
+    return encode(commands)
 
 
 def check(run_dir: Path) -> str | None:
@@ -53,7 +53,7 @@ def check(run_dir: Path) -> str | None:
 
 
 def torn_bytes(run_dir: Path) -> int:
-    """How much of a last entry a crash cut short; its commands never ran, so it is no difference."""
+    """Return how much of a last entry a crash cut short; its commands never ran, so it is no difference."""
     # A live run writes on while this reads.
     return max(0, journal.recover(run_dir / "journal.msgpack").torn_bytes)
 

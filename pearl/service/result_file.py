@@ -26,7 +26,7 @@ class ResultFile:
 
     @property
     def digest(self) -> str:
-        """Of all that was written, as a hexadecimal number."""
+        """Return the digest of all that was written, in hexadecimal."""
         return self._digest.hexdigest()
 
     def append(self, line: bytes) -> None:
@@ -65,7 +65,7 @@ class ResultFile:
         self._digest, self._size = xxhash.xxh3_64(), 0
 
     def put_in_place(self) -> None:
-        """What was written again takes the place of the old file."""
+        """Replace the old file by what was written again."""
         assert self._is_draft
         self.flush()
         os.fsync(self._fd)
@@ -87,7 +87,7 @@ class ResultFile:
         return ""
 
     def close(self) -> None:
-        """What was not flushed is lost, as in a crash. Harmless twice."""
+        """Close the file; what was not flushed is lost, as in a crash. Repeated calls do nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -101,7 +101,7 @@ def _open(path: Path) -> int:
 
 
 def _digest_of(path: Path, size: int | None) -> xxhash.xxh3_64:
-    """Of the first ``size`` bytes, or of all."""
+    """Digest the first ``size`` bytes, or all."""
     digest = xxhash.xxh3_64()
     left = os.stat(path).st_size if size is None else size
     with path.open("rb") as file:

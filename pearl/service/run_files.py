@@ -22,7 +22,9 @@ from pearl.core.elastic.profile_file import write_profile
 from pearl.service.result_file import ResultFile
 from pearl.types.commands import Report
 from pearl.types.config import Config
+from pearl.types.error_text import without_surrogates
 from pearl.types.profile import Profile
+from pearl.types.reports import line_of
 from pearl.types.trajectory import TrajectoryRecord
 
 RESULT_NAMES = ("metrics.jsonl", "trajectories.jsonl")
@@ -61,7 +63,7 @@ class RunFiles:
         self._write(self.config_json, resolved_json(config).encode())
 
     def report(self, report: Report) -> None:
-        self.results[0].append(strict_json({"kind": report.kind, **report.values}) + b"\n")
+        self.results[0].append(strict_json(line_of(report.report)) + b"\n")
 
     def trajectory(self, record: TrajectoryRecord) -> None:
         self.results[1].append(strict_json(record) + b"\n")
@@ -77,7 +79,7 @@ class RunFiles:
         )
 
     def profile(self, profile: Profile) -> None:
-        """For ``pearl decide`` and the simulator."""
+        """Write profile.json, for ``pearl decide`` and the simulator."""
         self._write(self.run_dir / "profile.json", write_profile(profile))
 
     def save_offsets(self, first_entry: int, now: float) -> None:
@@ -124,7 +126,7 @@ class RunFiles:
             path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """What was not flushed is lost, as in a crash; a resume writes it again."""
+        """Close the files. What was not flushed is lost, as in a crash; a resume writes it again."""
         for result in self.results:
             result.close()
 
@@ -143,7 +145,10 @@ class RunFiles:
 
 def strict_json(values: Any) -> bytes:
     """JSON that any strict reader takes: msgspec writes null for a number that is not finite."""
-    return msgspec.json.encode(values)
+    try:
+        return msgspec.json.encode(values)
+    except UnicodeEncodeError:  # a lone surrogate, as in the name of a file that is not UTF-8
+        return msgspec.json.encode(without_surrogates(values))
 
 
 def replace_file(path: Path, data: bytes) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from pearl.runtime.clock import MonotonicClock
+from pearl.runtime.installation import installation
 from pearl.runtime.rpc_server import (
     Call,
     Notification,
@@ -39,6 +40,7 @@ from pearl.service.processes.process_manager import LOCAL_HOST, ProcessManager
 from pearl.service.processes.process_specs import ProcessSpecs
 from pearl.service.recovery import InitialState
 from pearl.service.run_files import RunFiles, strict_json
+from pearl.service.status_json import StatusJson
 from pearl.service.verification import checkpoint_damage
 from pearl.types import events
 from pearl.types.commands import Finish
@@ -47,7 +49,6 @@ from pearl.types.ids import GpuId, Incarnation, Slot
 from pearl.types.messages.control import (
     Ack,
     AgentReport,
-    ControlMessage,
     GroupExited,
     Heartbeat,
     Leaving,
@@ -58,14 +59,13 @@ from pearl.types.messages.control import (
     StatusReply,
     StatusRequest,
 )
-from pearl.types.messages.environment import DescribeReply, EnvironmentMessage
-from pearl.types.messages.rollout import Deltas, RolloutMessage
-from pearl.types.messages.training import TrainingMessage
+from pearl.types.messages.environment import DescribeReply
+from pearl.types.messages.rollout import Deltas
+from pearl.types.messages.senders import SENDERS
 from pearl.types.trace import TraceEvent
 
 log = logging.getLogger(__name__)
 
-PeerMessage = ControlMessage | EnvironmentMessage | RolloutMessage | TrainingMessage
 END_LIMIT_S = 8.0
 """For the agent to end its groups with their grace of 5 s; what is left then is killed, well within 15 s in all."""
 
@@ -95,6 +95,7 @@ class RunLoop:
         self._inbox = Inbox(config.runtime.queue_messages)
         self._agent = agent
         self._trace = trace
+        self._status = StatusJson(lambda: strict_json(beginning.core.status()), self._clock)
         self.is_driving = False  # whether the core can be asked for an end
         self._agent_is_silent = False
         self.lost: list[str] = []  # what the disk has lost of what a next life would need
@@ -123,17 +124,20 @@ class RunLoop:
         return RpcServer(
             runtime.address,
             run_id=self._run_id,
-            messages=PeerMessage,
+            messages=SENDERS,
             queue_messages=runtime.queue_messages,
             max_frame_bytes=runtime.max_frame_bytes,
             clock=self._clock,
+            installation=installation(self._config),
+            model_path=self._config.model.path,
         )
 
     async def run(self, server: RpcServer) -> Finish:
-        """Until the core's Finish; then every process has been asked to end and has had its time for it.
+        """Run until the core's Finish; then every process has been asked to end and has had its time for it.
 
         Raises:
-            RunFailedError, AgentFailedError, ValueError, OSError: it could not begin or go on; processes may be left.
+            RunFailedError, AgentFailedError, ValueError, OSError: it could not begin or continue; processes may be
+            left.
         """
         with ExitStack() as stack:
             async with asyncio.TaskGroup() as group:
@@ -204,7 +208,8 @@ class RunLoop:
         return finish
 
     def _find_lost(self, finish: Finish, store: TokenStore, trainer: TrainingClient) -> list[str]:
-        """Of tokens and the newest checkpoint; the first matter only when the run can be resumed."""
+        """List what is missing of tokens and of the newest checkpoint; the first matter only when the run can be
+        resumed."""
         damages = [store.damage()] if finish.exit_code else []
         if trainer.checkpoint_step is not None and self._config.training.engine == "fsdp":
             damages.append(checkpoint_damage(self._files.run_dir / "checkpoints", trainer.checkpoint_step))
@@ -232,7 +237,8 @@ class RunLoop:
             self._console.announce(f"note: {note}")
 
     def _watch_agent(self, watch: LivenessMonitor) -> None:
-        """Its workers go on without it, and its end is known from its process: silence is said, and no more."""
+        """Report a silent agent, and no more: its workers continue without it, and its end is known from its
+        process."""
 
         def note_silence(reason: str) -> None:
             watch.remove(AGENT_NAME)
@@ -293,8 +299,8 @@ class RunLoop:
                 case Notification(peer, Deltas() as deltas):
                     _, slot, incarnation = peer.split(".")
                     await self._inbox.put(TokenFrame(Slot(int(slot)), Incarnation(int(incarnation)), deltas))
-                case Notification(_, GroupExited() as exited):
-                    processes.on_exit(exited)
+                case Notification(peer, GroupExited() as exited):
+                    processes.on_exit(peer, exited)
                 case Notification(peer, AgentReport() as report) if peer == AGENT_NAME:
                     self._agent.reported(report)
                 case Notification(peer, Notice() as notice):
@@ -316,7 +322,7 @@ class RunLoop:
         match message:
             case StatusRequest():
                 try:
-                    reply(StatusReply(strict_json(self._beginning.core.status())))
+                    reply(StatusReply(self._status.json()))
                 except QueueFullError as error:
                     log.warning("%s: %s", peer, error)
             case AgentReport() as report:
@@ -354,8 +360,8 @@ class RunLoop:
 
 
 def _freeze_gc(stack: ExitStack) -> None:
-    """What is there by now stays for the run: a collection that looked at all of it would take tens of milliseconds,
-    in which nothing is heard."""
+    """Exclude what is there by now from collections: one that looked at all of it would take tens of milliseconds,
+    in which nothing is received."""
     gc.collect()
     gc.freeze()
     stack.callback(gc.unfreeze)

@@ -1,10 +1,9 @@
 """What a simulated run reports, summed up as it goes."""
 
-from typing import Any, TypeVar
-
 import msgspec
 
-from pearl.types.profile import Platform, Profile, Workload
+from pearl.types.profile import Profile
+from pearl.types.reports import AnyReport, DecisionReport, ProfileReport, StepReport
 
 
 class StepResult(msgspec.Struct, frozen=True):
@@ -26,25 +25,26 @@ class MetricsCollector:
 
     def __init__(self) -> None:
         self.steps: list[StepResult] = []
-        self.decisions: list[dict[str, Any]] = []
+        self.decisions: list[DecisionReport] = []
         self.profile: Profile | None = None  # the newest measured one, without its classes
 
-    def add(self, kind: str, values: dict[str, Any]) -> None:
-        if kind == "step":
-            self.steps.append(
-                StepResult(
-                    step=values["step"],
-                    end_s=values["time_s"],
-                    seconds=values["seconds"],
-                    train_seconds=values["train_seconds"],
-                    tokens_generated=values["tokens_generated"],
-                    tokens_trained=values["tokens_trained"],
+    def add(self, report: AnyReport) -> None:
+        match report:
+            case StepReport():
+                self.steps.append(
+                    StepResult(
+                        step=report.step,
+                        end_s=report.time_s,
+                        seconds=report.seconds,
+                        train_seconds=report.train_seconds,
+                        tokens_generated=report.tokens_generated,
+                        tokens_trained=report.tokens_trained,
+                    )
                 )
-            )
-        elif kind == "decision":
-            self.decisions.append(values)
-        elif kind == "profile":
-            self.profile = Profile(_picked(Workload, values), _picked(Platform, values))
+            case DecisionReport():
+                self.decisions.append(report)
+            case ProfileReport():
+                self.profile = report.profile
 
     @property
     def throughput(self) -> float:
@@ -52,10 +52,3 @@ class MetricsCollector:
         seconds = sum(step.seconds for step in self.steps)
         tokens = sum(step.tokens_generated + step.tokens_trained for step in self.steps)
         return tokens / seconds if seconds else 0.0
-
-
-T = TypeVar("T", Workload, Platform)
-
-
-def _picked(kind: type[T], values: dict[str, Any]) -> T:
-    return kind(**{name: values[name] for name in kind.__struct_fields__ if name in values})

@@ -6,7 +6,7 @@ The newest to arrive are the first to go, so counts mean whole workers as long a
 from collections.abc import Callable, Sequence
 
 from pearl.sim.clock import VirtualClock
-from pearl.types import commands, events
+from pearl.types import events
 from pearl.types.config import Config
 from pearl.types.events import AnyEvent
 from pearl.types.ids import GpuId
@@ -79,9 +79,6 @@ class Preemption:
         if missing:
             which = f" of {', '.join(event.gpus)}" if event.gpus else ""
             self.left_out.append(f"{event.action}{which} at {self._clock.now:g} s: {missing} GPU(s) too many")
-
-    def returned(self, command: commands.ReturnGpus) -> None:
-        """Note a return; the GPUs count as gone since the notice."""
 
     def _count(self) -> None:
         self._gpu_seconds += len(self._present) * (self._clock.now - self._since_s)

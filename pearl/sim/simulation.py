@@ -5,7 +5,6 @@ The same config, seed, workload, hardware and trace give the same journal, byte 
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from pearl.core.coordinator import Coordinator
 from pearl.sim.clock import VirtualClock
@@ -17,9 +16,11 @@ from pearl.sim.rollout_pool import RolloutPool
 from pearl.sim.training_world import TrainingWorld
 from pearl.sim.workload import Workload
 from pearl.types import commands, events
+from pearl.types.command_handler import dispatch
 from pearl.types.commands import AnyCommand
 from pearl.types.config import Config
 from pearl.types.events import AnyEvent
+from pearl.types.reports import StepReport
 from pearl.types.trace import TraceEvent
 
 Sink = Callable[[float, AnyEvent, list[AnyCommand]], None]
@@ -41,7 +42,7 @@ class Simulation:
         self.clock = clock = VirtualClock()
         self.core = Coordinator(config)
         self.metrics = MetricsCollector()
-        self.finish: commands.Finish | None = None
+        self.finished: commands.Finish | None = None
         self._sink = sink
         self._pending: deque[AnyEvent] = deque()
         self._wakeup: float | None = None
@@ -58,7 +59,6 @@ class Simulation:
         self.pool = RolloutPool(clock, hardware, self.environments, seed, post)
         self.training = TrainingWorld(clock, hardware, config.training.num_ranks, post)
         self.preemption = Preemption(clock, config, trace, post)
-        self._answers = self._table()
 
     def run(self, horizon_s: float, on_progress: Callable[[float], None] | None = None) -> commands.Finish:
         """Run until the job is over or ``horizon_s`` has passed; a step that is cut off by the horizon is not
@@ -67,14 +67,14 @@ class Simulation:
         self.preemption.begin()
         self._drain()
         clock, next_report_s = self.clock, 0.0
-        while self.finish is None:
+        while self.finished is None:
             if on_progress is not None and clock.now >= next_report_s:
                 on_progress(clock.now / horizon_s)
                 next_report_s = clock.now + horizon_s / 100
             if not self._step(horizon_s):
                 clock.now = horizon_s
                 self._feed(events.StopRequested(SIGTERM))
-        return self.finish
+        return self.finished
 
     def _step(self, horizon_s: float) -> bool:
         """Run the next action; False when there is none before the horizon."""
@@ -92,7 +92,7 @@ class Simulation:
         return True
 
     def _drain(self) -> None:
-        while self._pending and self.finish is None:
+        while self._pending and self.finished is None:
             self._feed(self._pending.popleft())
             if not self._pending:
                 self._wakeup = self.core.next_wakeup()  # changes with events only
@@ -102,44 +102,81 @@ class Simulation:
         done = self.core.handle(event, now)
         if self._sink is not None:
             self._sink(now, event, done)
-        answers = self._answers
         for command in done:
-            answer = answers.get(type(command))
-            if answer is not None:
-                answer(command)
+            dispatch(command, self)
 
-    def _table(self) -> dict[type[Any], Callable[[Any], None]]:
-        """Who answers what. Commands that only write files need no answer and are not here."""
-        pool, training, environments = self.pool, self.training, self.environments
-        return {
-            commands.StartWorker: pool.start,
-            commands.StopWorker: pool.stop,
-            commands.UpdateWeights: pool.update,
-            commands.Generate: pool.generate,
-            commands.Abort: pool.abort,
-            commands.Interrupt: pool.interrupt,
-            commands.SetRole: pool.set_role,
-            commands.ReleaseWorker: pool.release,
-            commands.ActivateWorker: pool.activate,
-            commands.OpenEpisode: environments.open,
-            commands.StepEpisode: environments.step,
-            commands.CloseEpisode: lambda command: environments.close(command.trajectory),
-            commands.VoidTokens: lambda command: environments.void(command.trajectory),
-            commands.ForgetTokens: lambda command: environments.forget(command.trajectory),
-            commands.StartTrainer: training.start,
-            commands.Train: training.train,
-            commands.OffloadTraining: training.offload,
-            commands.RestoreTraining: training.restore,
-            commands.StopTrainer: training.stop,
-            commands.ReturnGpus: self.preemption.returned,
-            commands.Report: self._report,
-            commands.Finish: self._finished,
-        }
+    # what the commands do in the simulated world
 
-    def _report(self, command: commands.Report) -> None:
-        self.metrics.add(command.kind, command.values)
-        if command.kind == "step":
-            self.preemption.on_step(int(command.values["step"] or 0) + 1)
+    def start_worker(self, command: commands.StartWorker) -> None:
+        self.pool.start(command)
 
-    def _finished(self, command: commands.Finish) -> None:
-        self.finish = command
+    def stop_worker(self, command: commands.StopWorker) -> None:
+        self.pool.stop(command)
+
+    def update_weights(self, command: commands.UpdateWeights) -> None:
+        self.pool.update(command)
+
+    def generate(self, command: commands.Generate) -> None:
+        self.pool.generate(command)
+
+    def abort(self, command: commands.Abort) -> None:
+        self.pool.abort(command)
+
+    def open_episode(self, command: commands.OpenEpisode) -> None:
+        self.environments.open(command)
+
+    def step_episode(self, command: commands.StepEpisode) -> None:
+        self.environments.step(command)
+
+    def close_episode(self, command: commands.CloseEpisode) -> None:
+        self.environments.close(command.trajectory)
+
+    def void_tokens(self, command: commands.VoidTokens) -> None:
+        self.environments.void(command.trajectory)
+
+    def truncate_tokens(self, command: commands.TruncateTokens) -> None:
+        """Do nothing: a simulation is never resumed, and holds no tokens."""
+
+    def forget_tokens(self, command: commands.ForgetTokens) -> None:
+        self.environments.forget(command.trajectory)
+
+    def start_trainer(self, command: commands.StartTrainer) -> None:
+        self.training.start(command)
+
+    def train(self, command: commands.Train) -> None:
+        self.training.train(command)
+
+    def interrupt(self, command: commands.Interrupt) -> None:
+        self.pool.interrupt(command)
+
+    def set_role(self, command: commands.SetRole) -> None:
+        self.pool.set_role(command)
+
+    def release_worker(self, command: commands.ReleaseWorker) -> None:
+        self.pool.release(command)
+
+    def activate_worker(self, command: commands.ActivateWorker) -> None:
+        self.pool.activate(command)
+
+    def offload_training(self, command: commands.OffloadTraining) -> None:
+        self.training.offload(command)
+
+    def restore_training(self, command: commands.RestoreTraining) -> None:
+        self.training.restore(command)
+
+    def return_gpus(self, command: commands.ReturnGpus) -> None:
+        """Do nothing: the GPUs count as gone since the notice."""
+
+    def stop_trainer(self, command: commands.StopTrainer) -> None:
+        self.training.stop(command)
+
+    def record_trajectory(self, command: commands.RecordTrajectory) -> None:
+        """Do nothing: a simulation writes no files."""
+
+    def report(self, command: commands.Report) -> None:
+        self.metrics.add(command.report)
+        if isinstance(command.report, StepReport):
+            self.preemption.on_step(command.report.step + 1)
+
+    def finish(self, command: commands.Finish) -> None:
+        self.finished = command

@@ -32,7 +32,7 @@ class Workload(Protocol):
     def name(self) -> str: ...
 
     def script(self, task: int, trajectory: int) -> Script:
-        """Of a member of the task's group."""
+        """Return the script of a member of the task's group."""
         ...
 
 

@@ -10,6 +10,8 @@ import zlib
 from pathlib import Path
 from typing import NamedTuple
 
+from pearl.types.trace import TraceEvent
+
 MAX_BYTES = 64 << 20
 """A year of a change every ten seconds is half of it; what is larger is some other file."""
 MAX_COUNT = 1_000_000
@@ -70,13 +72,29 @@ class Order:
         self._latest = moment
 
 
-def read_lines(path: Path) -> list[TraceLine]:
+class Trace(NamedTuple):
+    """What a file says, and what a person may want to know of how it was read."""
+
+    events: list[TraceEvent]
+    format: str
+    notes: list[str]
+
+
+def read_text(path: Path) -> str:
+    """Return what the file holds, unpacked.
+
+    Raises:
+        TraceError: the file cannot be read or is not text.
+    """
+    return _decode(path, _unpack(path, _read(path)))
+
+
+def lines_of(path: Path, text: str) -> list[TraceLine]:
     """The lines that say something: no comments, no blank ones.
 
     Raises:
-        TraceError: the file cannot be read, is not text, or has no such line.
+        TraceError: there is no such line.
     """
-    text = _decode(path, _unpack(path, _read(path)))
     numbered = (
         TraceLine(path, number, line.strip()) for number, line in enumerate(text.splitlines(), start=1)
     )

@@ -2,6 +2,7 @@
 
 from pearl.types.commands import AnyCommand, Report
 from pearl.types.ids import OpId
+from pearl.types.reports import AnyReport
 
 
 class CommandBuffer:
@@ -23,8 +24,8 @@ class CommandBuffer:
     def emit(self, command: AnyCommand) -> None:
         self._commands.append(command)
 
-    def report(self, kind: str, now: float, **values: int | float | str | bool | None) -> None:
-        self._commands.append(Report(kind=kind, values={"time_s": round(now, 6), **values}))
+    def report(self, report: AnyReport) -> None:
+        self._commands.append(Report(report))
 
     def take(self) -> list[AnyCommand]:
         commands, self._commands = self._commands, []

@@ -7,6 +7,7 @@ Commands name trajectories and lengths; whoever performs them attaches token ids
 import msgspec
 
 from pearl.types.ids import AttemptId, GpuId, Incarnation, OpId, Slot, TrajectoryId
+from pearl.types.reports import AnyReport
 from pearl.types.trajectory import TrajectoryRecord
 from pearl.types.weights import UpdateMode, Version
 
@@ -209,11 +210,9 @@ class RecordTrajectory(Command, frozen=True):
 
 
 class Report(Command, frozen=True):
-    """Append a line to metrics.jsonl and show it to the person. ``kind``: step, evaluation, worker, training, gpus,
-    plan, handoff, decision, note."""
+    """Append a line to metrics.jsonl and show it to the person."""
 
-    kind: str
-    values: dict[str, int | float | str | bool | None]
+    report: AnyReport
 
 
 class Finish(Command, frozen=True):

@@ -57,6 +57,7 @@ class WorkerLost(Event, frozen=True):
     incarnation: Incarnation
     reason: str
     produced_tokens: int | None = None  # tokens it ever sampled, when its counter could be read
+    is_final: bool = False  # no other life of it on this host could do better
 
 
 class WeightsVerified(Event, frozen=True):
@@ -117,6 +118,7 @@ class EpisodeFailed(Event, frozen=True):
     trajectory: TrajectoryId
     kind: EnvironmentFailure
     reason: str
+    charged: bool = True  # False: its worker died, and by the evidence not of this trajectory
 
 
 class TrainerReady(Event, frozen=True):
@@ -151,6 +153,7 @@ class TrainFinished(Event, frozen=True):
 class TrainerLost(Event, frozen=True):
     incarnation: Incarnation
     reason: str
+    is_final: bool = False  # no other life of it could do better
 
 
 class GpusArrived(Event, frozen=True):

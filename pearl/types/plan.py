@@ -9,8 +9,8 @@ from pearl.types.ids import Slot
 
 Role = Literal["colocated", "prefill", "decode"]
 
-_DISAGGREGATED = re.compile(r"(\d+)P(\d+)D")
-_COLOCATED = re.compile(r"(\d+)C")
+_DISAGGREGATED = re.compile(r"(\d{1,6})P(\d{1,6})D", re.ASCII)
+_COLOCATED = re.compile(r"(\d{1,6})C", re.ASCII)
 
 
 class Allocation(msgspec.Struct, frozen=True, order=True):

@@ -28,7 +28,7 @@ def image_of(version: Version) -> bytes:
 
 
 def checksum_of(image: bytes | bytearray) -> str:
-    """Over name, dtype, shape and bytes of every tensor."""
+    """Return the checksum over name, dtype, shape and bytes of every tensor."""
     hasher = xxhash.xxh3_128()
     for spec in TENSORS:
         hasher.update(repr((spec.name, spec.dtype, spec.shape)).encode())

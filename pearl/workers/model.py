@@ -62,11 +62,7 @@ def build_model(config: ModelConfig, vocabulary_size: int, seed: int) -> PreTrai
 
 
 def build_empty(config: ModelConfig, vocabulary_size: int) -> PreTrainedModel:
-    """As ``build_model``, with zeros for weights that are replaced anyway. Reads and computes none.
-
-    Raises:
-        ValueError: as ``build_model``.
-    """
+    """Build the model with zeros for weights that are replaced anyway. Reads and computes none."""
     model = build_shapes(config, vocabulary_size)
     served = ServedDtypes(model, getattr(torch, config.dtype))
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -121,7 +117,7 @@ def parameters_on_meta() -> Iterator[None]:
 
 
 def first_weights(config: ModelConfig, model: PreTrainedModel, seed: int) -> WeightSource:
-    """What ``model``, made by ``build_shapes`` or ``build_empty`` and not sharded yet, begins with."""
+    """Return the first weights of ``model``, made by ``build_shapes`` or ``build_empty`` and not sharded yet."""
     if config.path == TINY_MODEL:
         return RandomWeights(model, seed, config.initializer_range)
     return open_directory(Path(config.path), model)

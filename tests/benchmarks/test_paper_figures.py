@@ -2,6 +2,7 @@
 
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable
+from html import escape
 from pathlib import Path
 
 import msgspec
@@ -21,6 +22,7 @@ from benchmarks.paper.figure import (
     throughput_ratio,
 )
 from benchmarks.paper.published import RATIOS
+from benchmarks.paper.remarks import COMPUTED, compare
 from benchmarks.paper.runner import ROOT, Line, Outcome, Run, Runs, fixed, key_of, load, run_missing
 from benchmarks.paper.table2 import selected
 from pearl.core.elastic.profile_file import read_profile
@@ -175,3 +177,49 @@ def test_the_shipped_profile_selects_the_paper_s_ratios(workers: int) -> None:
 def test_a_line_keeps_what_was_measured() -> None:
     line = Line("key", fixed("roll", 2, 1), outcome(3.0))
     assert msgspec.json.decode(msgspec.json.encode(line), type=Line) == line
+
+
+SHIPPED = {figure.name: figure for figure in command.read(runner.RESULTS)}
+
+
+@pytest.mark.parametrize("name", sorted(COMPUTED))
+def test_the_shipped_sentences_are_those_of_the_tables_beside_them(name: str) -> None:
+    computed = COMPUTED[name](SHIPPED[name])
+    assert computed, "it compares something"
+    assert SHIPPED[name].remarks[: len(computed)] == computed
+    html = (runner.RESULTS / "index.html").read_text()
+    assert all(escape(remark) in html for remark in SHIPPED[name].remarks)
+
+
+@pytest.mark.parametrize("name", sorted(COMPUTED))
+def test_sentences_that_are_not_computed_compare_nothing(name: str) -> None:
+    """A number or a verdict in a fixed sentence would stay when its table changes."""
+    computed = COMPUTED[name](SHIPPED[name])
+    for remark in SHIPPED[name].remarks[len(computed) :]:
+        assert "%" not in remark
+        for verdict in (
+            "holds",
+            "larger than the paper",
+            "the paper's in",
+            "there is no gain",
+            "near the paper",
+        ):
+            assert verdict not in remark
+
+
+@pytest.mark.parametrize(
+    ("ours", "paper", "verdict"),
+    [
+        ("8.8 ±5.4 %", "9.8 to 26.5 %", "overlaps"),
+        ("40.5 ±10.0 %", "9.8 to 26.5 %", "is above"),
+        ("-2.0 ±3.2 %", "-20.6 %", "is above"),
+        ("1.75 ±0.05", "2.43 to 2.79", "is below"),
+    ],
+)
+def test_an_interval_is_compared_with_a_value_or_a_range(ours: str, paper: str, verdict: str) -> None:
+    assert compare(ours, paper) == f"{ours} {verdict} the paper's {paper}"
+
+
+def test_nothing_is_compared_with_what_was_not_said() -> None:
+    assert compare("1.0 ±0.5 %", "not said") == ""
+    assert compare("-", "3 %") == ""

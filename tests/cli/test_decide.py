@@ -102,7 +102,7 @@ def test_what_is_no_profile_is_exit_2(
     [
         (["--workers", "8"], "give both"),
         (["--profile", "absent.json", "--workers", "8"], "absent.json: cannot be read"),
-        (["--profile", QWEN3_8B, "--workers", "0"], "--workers 0: give a number from 1"),
+        (["--profile", QWEN3_8B, "--workers", "0"], "--workers: 0: give a whole number from 1 to 100000"),
         (["--profile", QWEN3_8B, "--workers", "8", "--current", "8"], '--current: "8" is no allocation'),
         (
             ["--profile", QWEN3_8B, "--workers", "8", "--makespan", "x"],

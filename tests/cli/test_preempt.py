@@ -85,17 +85,17 @@ def test_no_run_and_a_silent_one_are_exit_1(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["reclaim", "--gpus", "0"], "nothing to do"),
+        (["reclaim", "--gpus", "0"], "--gpus 0: give a whole number from 1 to 65536, or ids"),
         (["reclaim", "--gpus", ""], "is no GPU"),
         (["reclaim", "--gpus", "3,4"], '"3" is no GPU; give ids like local/3,local/4'),
-        (["reclaim", "--gpus", "-1"], "is no GPU"),
+        (["reclaim", "--gpus=-1"], "--gpus -1: give a whole number from 1"),
         (["reclaim", "--gpus", "a/1,a/1"], "names a GPU twice"),
-        (["reclaim", "--gpus", "1", "--grace", "-1"], "--grace -1"),
-        (["reclaim", "--gpus", "1", "--grace", "nan"], "--grace nan"),
+        (["reclaim", "--gpus", "1", "--grace", "-1"], "--grace: -1: give seconds, from 0 to 86400"),
+        (["reclaim", "--gpus", "1", "--grace", "nan"], "--grace: nan: give seconds"),
         (["replay", "absent.csv"], "absent.csv: cannot be read"),
         (["replay", "steps.jsonl", "--speed", "2"], "goes by the run's steps"),
-        (["replay", "steps.jsonl", "--speed", "0"], "give a number above 0"),
-        (["replay", "steps.jsonl", "--max-gpus", "0"], "give at least 1"),
+        (["replay", "steps.jsonl", "--speed", "0"], "--speed: 0: give a number, from 0.001"),
+        (["replay", "steps.jsonl", "--max-gpus", "0"], "--max-gpus: 0: give a whole number from 1"),
         (["replay", "broken.csv"], 'broken.csv, line 2: "x" is neither add nor remove'),
     ],
 )

@@ -1,11 +1,14 @@
 """Settings: what is right is read back whole, what is wrong is refused with the way out."""
 
+import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from pearl.config import ConfigError, load, resolved_json, resolved_toml
-from pearl.types.config import Config
+from pearl.config import ConfigError, load, resolved_json, resolved_toml, validate
+from pearl.config.schema import KEYS, problems
+from pearl.types.config import Config, DataConfig
 
 CONFIGS = Path(__file__).parents[2] / "launch" / "configs"
 
@@ -190,7 +193,7 @@ def test_nothing_is_an_empty_text(tmp_path: Path) -> None:
         (["data.batch_size=8"], "; 16 would be"),
         (["data.group_size=1"], "use at least 2"),
         (["rollout.staleness_bound=-1"], "rollout.staleness_bound: -1 is less than 0"),
-        (["rollout.temperature=0"], "rollout.temperature: 0.0 must be greater than 0"),
+        (["rollout.temperature=0"], "rollout.temperature: 0 is less than 0.0001"),
         pytest.param(
             ["rollout.kv_capacity_tokens=255"],
             "does not hold one trajectory",
@@ -201,7 +204,7 @@ def test_nothing_is_an_empty_text(tmp_path: Path) -> None:
         (["rollout.trajectory_deadline_s=1"], "less than rollout.turn_deadline_s"),
         (["training.tokens_per_micro_batch=100"], "does not hold one trajectory"),
         (["training.updates_per_step=13"], "more than the 12 groups"),
-        (["training.betas=[0.9, 1.0]"], "training.betas: [0.9,1.0]"),
+        (["training.betas=[0.9, 1.0]"], "training.betas: 1.0 must be less than 1"),
         (["training.clip_low=1.0"], "training.clip_low"),
         (["training.correction_low=2.5"], "training.correction_low: 2.5 is not below training.tis_cap = 2.0"),
         (["training.correction_low=-1"], "training.correction_low: -1.0 is less than 0"),
@@ -212,7 +215,7 @@ def test_nothing_is_an_empty_text(tmp_path: Path) -> None:
         (["training.kl_estimator=k1", "training.kl_coefficient=0.1"], 'use "k2" or "k3"'),
         (["training.kl_in=reward"], "has no effect while training.kl_coefficient = 0"),
         (["training.reference_reset_every=5"], "training.reference_reset_every: 5 has no effect"),
-        (["agreement.max_logprob_gap=0.0"], "agreement.max_logprob_gap: 0.0 would end every run"),
+        (["agreement.max_logprob_gap=0.0"], "agreement.max_logprob_gap: 0.0 is less than 1e-09"),
         (["agreement.min_tis_mean=1.0"], "agreement.min_tis_mean: 1.0 would end every run"),
         (["agreement.min_tis_mean=0.5", "training.tis_cap=0.5"], "training.tis_cap = 0.5"),
         (["agreement.max_compared_tokens=7"], "7 is less than 8"),
@@ -225,6 +228,8 @@ def test_nothing_is_an_empty_text(tmp_path: Path) -> None:
         (["runtime.address=localhost:3"], "is not tcp://HOST:PORT"),
         (["runtime.address=tcp://h:99999"], "is not tcp://HOST:PORT"),
         (["runtime.heartbeat_timeout_s=0.6"], "less than two heartbeats"),
+        ([f"run.seed={10**400}"], "does not fit in 63 bits"),
+        ([f"run.seed={'9' * 5000}"], "is not an integer"),
         (["run.seed=9223372036854775808"], "does not fit in 63 bits"),
         (["rollout.engine=sglang", "sglang.python=/none"], 'sglang.python: "/none" is no program'),
         (["rollout.engine=sglang", "sglang.python=/bin/false"], "is not installed for /bin/false"),
@@ -237,13 +242,13 @@ def test_nothing_is_an_empty_text(tmp_path: Path) -> None:
         ([*EMULATED, "model.device=auto"], 'run on no GPU; use "cpu"'),
         ([*EMULATED, "emulated.launcher=task"], "a process a worker"),
         ([*EMULATED, "emulated.noise=2"], "emulated.noise"),
-        (["emulated.train_seconds=-1"], "emulated.train_seconds: -1.0 is less than 0"),
-        (["emulated.decode_fixed_seconds=0"], "emulated.decode_fixed_seconds: 0.0 must be greater than 0"),
+        (["emulated.train_seconds=-1"], "emulated.train_seconds: -1 is less than 0"),
+        (["emulated.decode_fixed_seconds=0"], "emulated.decode_fixed_seconds: 0 is less than 1e-06"),
         (["elastic.pd=often"], "elastic.pd"),
         (["elastic.pd=0P5D"], 'a ratio such as "3P5D"'),
         (["elastic.trace=t.csv"], "elastic.trace"),
-        (["elastic.smoothing=1.5"], "use at most 1"),
-        (["elastic.trace_speed=0"], "elastic.trace_speed: 0.0 must be greater than 0"),
+        (["elastic.smoothing=1.5"], "elastic.smoothing: 1.5 is more than 1"),
+        (["elastic.trace_speed=0"], "elastic.trace_speed: 0 is less than 0.001"),
         (["elastic.mode_threshold=0.01"], "must promise at least as much"),
         (["elastic.preemptible_gpus=100000000"], "elastic.preemptible_gpus: 100000000 is more than 65536"),
         (["rollout.num_workers=100000000"], "rollout.num_workers: 100000000 is more than 65536"),
@@ -298,3 +303,86 @@ def test_every_shipped_config_is_right(path: Path) -> None:
 
 def test_the_quickstart_is_shipped() -> None:
     assert (CONFIGS / "quickstart.toml").is_file()
+
+
+NUMBERS = [
+    (section, key)
+    for section, kinds in KEYS.items()
+    for key, kind in kinds.items()
+    if kind in (int, float, float | None, tuple[float, float])
+]
+SAID = (
+    "less than|more than|finite|63 bits|integer|teaches nothing|leaves no room|does not hold|multiple|enough"
+)
+EXTREMES = ("1e-300", "1e300", "-1", "0", "1000000000000", "nan", "inf", "-inf", str(10**30))
+
+
+def test_every_number_is_bounded_both_ways() -> None:
+    assert len(NUMBERS) > 80
+    for section, key in NUMBERS:
+        for value in (-(1 << 62), 1 << 62) if KEYS[section][key] is int else (-1e300, 1e300):
+            values = [value, value] if key == "betas" else value
+            if (section, key, value) == ("run", "seed", 1 << 62):
+                continue  # any 63 bits are a seed
+            (line,) = problems({section: {key: values}})[:1]
+            assert line.startswith(f"{section}.{key}: ")
+            assert "is less than" in line or "is more than" in line or "must be less than" in line
+
+
+@pytest.mark.parametrize(("section", "key"), NUMBERS, ids=".".join)
+def test_an_extreme_number_is_taken_or_refused_with_key_and_bound(
+    section: str, key: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path, "")
+    for extreme in EXTREMES:
+        text = f"[{extreme}, {extreme}]" if key == "betas" else extreme
+        try:
+            config = load(path, [f"{section}.{key}={text}"])
+        except ConfigError as error:
+            (first, *_) = str(error).splitlines()
+            assert f"{section}.{key}" in first
+            assert re.search(SAID, first), first
+        else:
+            assert msgspec.json.decode(resolved_json(config), type=Config) == config
+
+
+def test_what_is_wrong_alone_and_what_does_not_fit_is_named_at_once(tmp_path: Path) -> None:
+    message = refusal(
+        tmp_path,
+        "[run]\nnum_steps = 0\n[data]\nbatch_size = 20\n",
+        "runtime.heartbeat_period_s=1e-300",
+        "rollout.trajectory_deadline_s=1",
+        "training.betas=[0.9, 1.5]",
+    )
+    lines = message.splitlines()
+    assert len(lines) == 5
+    assert "run.num_steps: 0 is less than 1" in lines[0]
+    assert "runtime.heartbeat_period_s: 1e-300 is less than 0.01" in lines[1]
+    assert "training.betas: 1.5 must be less than 1" in lines[2]
+    assert lines[3].startswith("data.batch_size: 20 is not a multiple")
+    assert lines[4].startswith("rollout.trajectory_deadline_s: 1.0 is less than")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["runtime.progress_timeout_s=0.6"], "runtime.progress_timeout_s: 0.6 is less than two heartbeats"),
+        (["runtime.start_timeout_s=0.9"], "runtime.start_timeout_s: 0.9 is less than two heartbeats"),
+        (["runtime.lease_s=0.9"], "runtime.lease_s: 0.9 is less than two heartbeats"),
+        (["rollout.frame_period_s=40"], "runtime.progress_timeout_s: 60.0 is less than two frames"),
+        (["rollout.frame_period_s=20", "rollout.turn_deadline_s=10"], "nothing of a turn would be heard"),
+        (["weights.bucket_deadline_s=61"], "is more than runtime.update_timeout_s = 60.0"),
+    ],
+)
+def test_times_that_contradict_each_other_are_refused(
+    tmp_path: Path, overrides: list[str], said: str
+) -> None:
+    assert said in refusal(tmp_path, "", *overrides)
+
+
+def test_a_config_made_in_code_is_checked_alike() -> None:
+    with pytest.raises(ConfigError, match=r"data\.batch_size: 0 is less than 1"):
+        validate(Config(data=DataConfig(batch_size=0)))
+    with pytest.raises(ConfigError, match=r"is not a multiple of data\.group_size"):
+        validate(Config(data=DataConfig(batch_size=20)))
+    validate(Config())

@@ -314,8 +314,7 @@ def test_st_07_the_data_ends_before_the_steps() -> None:
     world.run()
     assert world.finish is not None
     assert world.finish.summary["steps"] == 3
-    notes = [r.values["text"] for r in world.reports if r.kind == "note"]
-    assert notes == ["the data ends after 3 steps (5 prompts), before run.num_steps = 5"]
+    assert world.notes == ["the data ends after 3 steps (5 prompts), before run.num_steps = 5"]
     assert Counter(r.prompt for r in training_records(world)) == dict.fromkeys(range(5), 4)
 
 
@@ -368,6 +367,26 @@ def test_late_answers_are_dropped_and_counted() -> None:
     for event in late:
         assert world.feed(event) == []
     assert world.core._state.counters.stale_events == before + len(late)
+
+
+def test_a_worker_that_can_never_start_ends_the_run_at_once() -> None:
+    world = World(make_config(), seed=16)
+    world.start()
+    incarnation = world.workers[Slot(0)].incarnation
+    world.feed(events.WorkerLost(Slot(0), incarnation, "lacks 3 of the model's weights", is_final=True))
+    assert world.finish is not None
+    assert world.finish.exit_code == 1
+    assert "rollout worker 0 cannot start: lacks 3 of the model's weights" in world.finish.error
+
+
+def test_a_training_world_that_can_never_start_ends_the_run_at_once() -> None:
+    world = World(make_config(), seed=16)
+    world.start()
+    assert world.trainer is not None
+    world.feed(events.TrainerLost(world.trainer, "no demonstration came", is_final=True))
+    assert world.finish is not None
+    assert world.finish.exit_code == 1
+    assert "the training world cannot start: no demonstration came" in world.finish.error
 
 
 def test_a_worker_that_keeps_dying_ends_the_run_with_a_reason() -> None:

@@ -18,6 +18,7 @@ from pearl.types.config import (
     TrainingConfig,
 )
 from pearl.types.ids import GpuId, Slot
+from pearl.types.reports import GpusReport
 from pearl.types.worker_table import WorkerRow
 
 BATCH = 16  # large enough for a step to outlast a start and a hand-over
@@ -129,7 +130,7 @@ def test_arrivals_are_not_used_when_the_policy_says_so() -> None:
     world.feed(events.GpusArrived(local(4)))
     summary = assert_clean(world)
     assert summary["arrivals"] == 0
-    assert any("elastic.inter = false" in str(report.values.get("text")) for report in world.reports)
+    assert any("elastic.inter = false" in note for note in world.notes)
 
 
 def test_a_gpu_on_which_every_joiner_dies_is_left_alone_and_the_run_goes_on() -> None:
@@ -187,9 +188,8 @@ def test_a_freed_slot_is_used_again_under_a_new_incarnation() -> None:
     assert_clean(world)
 
 
-def gpu_events(world: World) -> list[tuple[Any, Any]]:
-    told = [c.values for c in of_kind(world, commands.Report) if c.kind == "gpus"]
-    return [(values["event"], values["gpus"]) for values in told]
+def gpu_events(world: World) -> list[tuple[str, str]]:
+    return [(report.event, report.gpus) for report in world.reports if isinstance(report, GpusReport)]
 
 
 def test_a_host_that_comes_again_before_its_workers_are_known_to_be_lost_is_used_again() -> None:

@@ -17,6 +17,7 @@ from pearl.types.config import (
     TrainingConfig,
 )
 from pearl.types.ids import Slot
+from pearl.types.reports import line_of
 
 FAST_DECODE = (1e-3, 1e-5, 5e-3)  # A, b, t_prefill: prefill is what takes the time
 
@@ -31,7 +32,7 @@ def pairs_sent(world: World) -> list[commands.Generate]:
 
 
 def reports(world: World, kind: str) -> list[dict[str, Any]]:
-    return [dict(report.values) for report in world.reports if report.kind == kind]
+    return [line for line in map(line_of, world.reports) if line["kind"] == kind]
 
 
 @pytest.mark.parametrize("pd", ["1P1D", "2P1D"])

@@ -1,12 +1,16 @@
 """Rules of the core, each as a short conversation on the virtual clock."""
 
+import heapq
+
 import msgspec
 import pytest
 from test_core import assert_clean, make_config, training_records
 from world import World
 
 from pearl.types import commands, events
+from pearl.types.config import Config, DataConfig, EnvironmentConfig, RolloutConfig, RunConfig
 from pearl.types.ids import Slot
+from pearl.types.reports import StepReport
 from pearl.types.trajectory import TokenDelta, VersionRun
 from pearl.types.weights import Version
 
@@ -174,9 +178,8 @@ def test_en_05_an_environment_that_never_works_ends_the_run_with_its_reason() ->
     assert finish.exit_code == 1
     assert "each of the 6 evaluation tasks failed" in finish.error
     assert "disk full" in finish.error
-    notes = [r.values["text"] for r in world.reports if r.kind == "note"]
-    assert len(notes) == 2, "the first and the tenth"
-    assert "disk full" in str(notes[0])
+    assert len(world.notes) == 2, "the first and the tenth"
+    assert "disk full" in world.notes[0]
 
 
 def test_en_05_a_first_step_without_any_sample_ends_the_run() -> None:
@@ -205,7 +208,131 @@ def test_an_update_that_changes_nothing_is_said(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("world.checksum", lambda version: f"sum-{min(version.step, 2)}")
     world = World(make_config())
     assert world.run().exit_code == 0
-    steps = [report.values["weights_changed"] for report in world.reports if report.kind == "step"]
+    steps = [report.weights_changed for report in world.reports if isinstance(report, StepReport)]
     assert steps == [True, True, False, False, False]
-    notes = [str(report.values["text"]) for report in world.reports if report.kind == "note"]
-    assert notes[0].startswith("step 2 changed no weight: version 0:3 is version 0:2 again")
+    assert world.notes[0].startswith("step 2 changed no weight: version 0:3 is version 0:2 again")
+
+
+class SlowWorld(World):
+    """Every fifth trajectory's environment answers its steps after a minute only."""
+
+    def step(self) -> bool:
+        before = self.core.snapshot()
+        self.core.next_wakeup()
+        assert self.core.snapshot() == before  # asking changes nothing, or a replay would differ
+        return super().step()
+
+    def _step(self, command: commands.StepEpisode) -> None:
+        if command.trajectory % 5:
+            super()._step(command)
+        else:
+            self.post(events.EpisodeStepped(command.op, command.trajectory, 0, 1.0, True, 60.0), 60.0)
+
+
+def test_a_step_is_given_up_at_its_trajectorys_deadline_and_its_place_is_free_at_once() -> None:
+    config = Config(
+        run=RunConfig(num_steps=3),
+        data=DataConfig(batch_size=10, group_size=5),
+        environment=EnvironmentConfig(num_evaluation_tasks=0),
+        rollout=RolloutConfig(trajectory_deadline_s=5.0, turn_deadline_s=5.0, staleness_bound=0),
+    )
+    world = SlowWorld(config, seed=3)
+    finish = world.run()
+    assert finish.exit_code == 0
+    late = [record for record in world.records if record.trajectory % 5 == 0]
+    assert {record.outcome for record in late} == {"expired"}
+    assert finish.summary["expired_trajectories"] == len(late) == 6
+    stepped: dict[int, float] = {}
+    for at, _, done in world.entries:
+        for command in done:
+            if isinstance(command, commands.StepEpisode):
+                stepped[command.trajectory] = at
+            elif isinstance(command, commands.CloseEpisode) and command.trajectory % 5 == 0:
+                assert at - stepped[command.trajectory] <= 5.0
+    assert world.now < 60.0
+
+
+def test_a_deadline_that_passes_while_the_coordinator_is_down_ends_the_step_after_it() -> None:
+    config = Config(
+        run=RunConfig(num_steps=2),
+        data=DataConfig(batch_size=10, group_size=5),
+        environment=EnvironmentConfig(num_evaluation_tasks=0),
+        rollout=RolloutConfig(trajectory_deadline_s=5.0, turn_deadline_s=5.0, staleness_bound=0),
+    )
+    world = SlowWorld(config, seed=3)
+    world.start()
+    while not any(
+        t.phase == "stepping" and t.id % 5 == 0 for t in world.core._state.rollout.trajectories.values()
+    ):
+        world.step()
+    world.now += 30.0
+    world.crash()
+    assert world.run().exit_code == 0
+    assert world.now < 60.0
+
+
+class ForgetfulWorld(World):
+    """Environments that cannot be brought back to where they were: a replay observes something else."""
+
+    def _open(self, command: commands.OpenEpisode) -> None:
+        if command.turns:
+            self.post(
+                events.EpisodeFailed(command.op, command.trajectory, "mismatch", "observed something else")
+            )
+        else:
+            super()._open(command)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_deaths_of_the_coordinator_are_no_failures_of_what_it_ran(seed: int) -> None:
+    config = Config(
+        run=RunConfig(num_steps=2),
+        data=DataConfig(batch_size=8, group_size=4),
+        environment=EnvironmentConfig(num_evaluation_tasks=6, max_failures=0),
+        rollout=RolloutConfig(num_workers=2, max_requests_per_worker=4),
+    )
+    world = ForgetfulWorld(config, seed=seed, can_restore=False)
+    world.start()
+    num_crashes = 0
+    for crash in range(8):
+        for _ in range(20 + 7 * crash):
+            if world.finish is None:
+                world.step()
+        if world.finish is None:
+            world.crash()
+            num_crashes += 1
+    finish = world.run()
+    assert num_crashes >= 4
+    assert finish.exit_code == 0, finish.error
+    assert finish.summary["environment_failures"] == 0
+    assert not [record for record in world.records if record.outcome == "infrastructure"]
+
+
+@pytest.mark.parametrize("can_restore", [True, False])
+def test_a_neighbour_of_a_killer_is_not_charged(can_restore: bool) -> None:
+    config = make_config()
+    config = msgspec.structs.replace(
+        config, environment=EnvironmentConfig(num_evaluation_tasks=0, max_failures=0)
+    )
+    world = (World if can_restore else ForgetfulWorld)(config, seed=4, can_restore=can_restore)
+    world.start()
+    charged: set[int] = set()
+    deaths = 0
+    while world.finish is None and world.step():
+        _, _, done = world.entries[-1]
+        stepping = [command for command in done if isinstance(command, commands.StepEpisode)]
+        if stepping and deaths < 20:
+            command, deaths = stepping[0], deaths + 1
+            is_charged = deaths == 10
+            world.queue = [entry for entry in world.queue if getattr(entry[2], "op", None) != command.op]
+            heapq.heapify(world.queue)
+            world.envs.discard(command.trajectory)
+            world.tokens[command.trajectory] = world.core._state.rollout.trajectories[
+                command.trajectory
+            ].tokens
+            failed = events.EpisodeFailed(command.op, command.trajectory, "gone", "killed", is_charged)
+            world.post(failed)
+            if is_charged:
+                charged.add(command.trajectory)
+    assert deaths == 20
+    assert {r.trajectory for r in world.records if r.outcome == "infrastructure"} == charged

@@ -8,6 +8,7 @@ import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import assert_never
 
 from pearl.core.coordinator import Coordinator
 from pearl.types import commands, events
@@ -16,6 +17,7 @@ from pearl.types.config import Config
 from pearl.types.events import AnyEvent
 from pearl.types.ids import AttemptId, Incarnation, Slot, TrajectoryId
 from pearl.types.profile import IterationSums
+from pearl.types.reports import AnyReport, NoteReport
 from pearl.types.trajectory import FinishReason, TokenDelta, TrajectoryRecord, VersionRun
 from pearl.types.weights import Version
 
@@ -63,7 +65,7 @@ class World:
         self.checkpoints: set[int] = set()
         self.envs: set[TrajectoryId] = set()
         self.records: list[TrajectoryRecord] = []
-        self.reports: list[commands.Report] = []
+        self.reports: list[AnyReport] = []
         self.finish: commands.Finish | None = None
         self.trained: list[tuple[int, tuple[TrajectoryId, ...]]] = []
         self.env_failure_rate = 0.0
@@ -109,6 +111,11 @@ class World:
 
     def start(self) -> None:
         self.feed(self.started)
+
+    @property
+    def notes(self) -> list[str]:
+        """Remarks for people, in order."""
+        return [report.text for report in self.reports if isinstance(report, NoteReport)]
 
     def step(self) -> bool:
         """Deliver the next event; False when nothing is left to happen."""
@@ -185,11 +192,13 @@ class World:
             case commands.RecordTrajectory():
                 self.records.append(command.record)
             case commands.Report():
-                self.reports.append(command)
+                self.reports.append(command.report)
             case commands.Finish():
                 self.finish = command
             case commands.StopTrainer():
                 self.lose_trainer(command.reason)
+            case _:
+                assert_never(command)
 
     def _is_overlap(self, slot: Slot) -> bool:
         return self.core._state.table.rows[slot].zone == "overlap"

@@ -12,6 +12,7 @@ GOOD, RAISES, HANGS, FLOODS, FOREIGN_ID, NO_INTEGERS, NOT_FINITE, REWRITES = ran
 BROKEN_TEXT, RAW_BYTES, EXITS, CANCELS, BLOCKS, STUBBORN, HUGE_PROMPT, RESET_FAILS, OTHER_REPLAY = range(
     8, 17
 )
+RESET_HANGS = 17
 VOCABULARY = 257  # bytes and an end token
 END = 256
 TOOL_OUTPUT = b"\x96\xff\x00" + "a€".encode()
@@ -26,6 +27,9 @@ class OddEpisode:
     async def reset(self) -> list[int]:
         if self._task == RESET_FAILS:
             raise InfrastructureError("no sandbox")
+        if self._task == RESET_HANGS:
+            self._environment.entered.set()
+            await self._never()
         return [1] * 5000 if self._task == HUGE_PROMPT else [1, 2, 3]
 
     async def step(self, action: list[int], truncated: bool) -> Observation:
@@ -98,6 +102,8 @@ class OddEnvironment:
         return OddEpisode(self, task)
 
     def demonstrations(self, seed: int, first: int, count: int) -> list[tuple[list[int], list[float]]]:
+        if first == -2:
+            raise ValueError("half a pair: \ud83d")
         if first < 0:
             raise ValueError("no expert")
         return [([1, 2, first + number], [0.0, 0.5, 1.0]) for number in range(count)]

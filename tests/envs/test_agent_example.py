@@ -1,6 +1,5 @@
 """The example of the documentation, as it is shipped, with answers as a model gives them."""
 
-import json
 import tomllib
 from pathlib import Path
 
@@ -12,23 +11,22 @@ from pearl.types.messages.environment import StepEpisodeReply
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def call(code: str) -> str:
-    arguments = json.dumps({"code": code})
-    return f'<tool_call>\n{{"name": "run_tests", "arguments": {arguments}}}\n</tool_call>{END}'
+def code(text: str) -> str:
+    return f"```python\n{text}\n```{END}"
 
 
 @pytest.mark.parametrize(
     ("answers", "reward", "seen"),
     [
-        ([call("def add(a, b):\n    return a + b\n")], 1.0, ""),
+        ([code("def add(a, b):\n    return a + b")], 1.0, ""),
         (
-            [call("def add(a, b):\n    return a - b\n"), "I give up." + END],
-            0.1,
-            "AssertionError: add(3, 4) is not 7",
+            [code("def add(a, b):\n    return a - b"), code("def add(a, b): return b + a")],
+            0.5,
+            "add(3, 4) is not 7",
         ),
-        ([call("while True: pass"), "I give up." + END], 0.1, "no end after 0.2 s"),
-        ([call("x = bytearray(1 << 40)"), "I give up." + END], 0.1, "MemoryError"),
-        (["It is right already." + END], 0.0, ""),
+        ([code("def add(a, b):\n    while True: pass"), "I give up." + END], 0.1, "no end after 0.2 s"),
+        ([code("x = bytearray(1 << 40)"), "I give up." + END], 0.0, "MemoryError"),
+        (["It is right already." + END] * 2, 0.0, "there is no python code block"),
     ],
 )
 async def test_the_example_rewards_what_passes_the_tests(
@@ -38,7 +36,7 @@ async def test_the_example_rewards_what_passes_the_tests(
 
     monkeypatch.setattr(python_repairs, "LIMIT_S", 0.2 if "while" in answers[0] else 10.0)
     job = tomllib.loads((ROOT / "examples/python_repairs.toml").read_text())["environment"]
-    with agent_bench(tmp_path, job["name"], job["options"]) as bench:
+    with agent_bench(tmp_path, job["name"], job.get("options", {})) as bench:
         try:
             last = await play(bench, answers)
         finally:

@@ -18,8 +18,9 @@ import psutil
 import pytest
 from agent_bench import END, AgentBench, agent_bench
 
-from pearl.envs.agents import harness, keeper
+from pearl.envs.agents import harness
 from pearl.envs.loader import load_environment
+from pearl.envs.sandbox import keeper
 from pearl.types.messages.environment import EpisodeFailed, StepEpisodeReply
 
 PROGRAM = Path(__file__).with_name("harness_program.py")
@@ -131,11 +132,14 @@ def lives(pid: int) -> bool:
 def test_kill_9_of_the_worker_leaves_nothing(tmp_path: Path) -> None:
     """The worker's stand-in starts a keeper as the worker does, and is killed."""
     path = tmp_path / "pid"
+    directory = tmp_path / "directory"
+    directory.mkdir()
     escape = f"import os; os.setsid(); open({str(path)!r}, 'w').write(str(os.getpid())); import time; time.sleep(600)"
+    start = f"[sys.executable, '-I', '-S', {keeper.__file__!r}, str(os.getpid()), {str(directory)!r}]"
     parent = (
         "import os, subprocess, sys, time; "
-        f"subprocess.Popen([sys.executable, '-I', '-S', {keeper.__file__!r}, str(os.getpid()), sys.executable, '-c', "
-        f"{escape!r}], env={{}}); print(flush=True); time.sleep(600)"
+        f"subprocess.Popen([*{start}, sys.executable, '-c', {escape!r}], env={{}}); "
+        "print(flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -147,10 +151,12 @@ def test_kill_9_of_the_worker_leaves_nothing(tmp_path: Path) -> None:
         readable, _, _ = select.select([escaped], [], [], 20.0)  # once it has ended
         os.close(escaped)
         assert readable
+    while directory.exists():  # it is removed after that
+        time.sleep(0.01)
 
 
 def test_a_command_that_is_missing_and_the_code_of_one_that_is_killed() -> None:
-    start = [sys.executable, "-I", "-S", keeper.__file__, str(os.getpid())]
+    start = [sys.executable, "-I", "-S", keeper.__file__, str(os.getpid()), ""]
     missing = subprocess.run([*start, "no-such-program"], capture_output=True, check=False)
     assert (missing.returncode, missing.stderr) == (127, b"no-such-program: No such file or directory\n")
     killed = subprocess.run([*start, "sh", "-c", "kill -9 $$"], check=False)

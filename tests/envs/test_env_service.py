@@ -297,7 +297,7 @@ async def test_tk_02_a_template_that_rewrites_is_refused(bench: Bench) -> None:
     [
         (odd.FOREIGN_ID, "step returned 257 at position 1: ids are integers from 0 to 256"),
         (odd.NO_INTEGERS, "step returned str at position 1: ids are integers from 0 to 256"),
-        (odd.NOT_FINITE, "step returned the reward nan: a finite number is needed"),
+        (odd.NOT_FINITE, "step returned the reward nan: a finite real number is needed"),
         (odd.EXITS, "SystemExit: 3"),
         (odd.CANCELS, "CancelledError"),
     ],
@@ -338,5 +338,66 @@ async def test_demonstrations_and_description(bench: Bench) -> None:
     assert np.frombuffer(reply.demonstrations[0].weights, "<f4").tolist() == [0.0, 0.5, 1.0]
     with pytest.raises(CodeError, match="no expert"):
         await bench.service.handle(Demonstrate(0, -1, 1))
+    with pytest.raises(CodeError, match=r"ValueError: half a pair: \\ud83d"):
+        await bench.service.handle(Demonstrate(0, -2, 1))
     with pytest.raises(BadAnswerError, match="demonstrations returned 300"):
         await bench.service.handle(Demonstrate(0, 300, 1))
+
+
+async def closed_while_asked(task: int, *, is_open: bool) -> EpisodeFailed:
+    """An episode that never answers is closed; what it was asked for a minute is answered at once."""
+    limits = EnvironmentConfig(step_timeout_s=60.0, reset_timeout_s=60.0)
+    bench = Bench(odd.OddEnvironment(), msgspec.structs.replace(CONFIG, environment=limits))
+    bench.service.start()
+    try:
+        if is_open:
+            await bench.open(1, task)
+        async with asyncio.timeout(10.0), asyncio.TaskGroup() as group:
+            asked = group.create_task(bench.step(1, 0, 8, odd.END) if is_open else bench.open(1, task))
+            await asyncio.to_thread(bench.environment.entered.wait, 5.0)
+            await bench.service.handle(CloseEpisode(1))
+        await bench.settle()
+        assert bench.environment.num_closed == 1
+        assert bench.service.episodes.num_open == 0
+        if task != odd.STUBBORN:
+            assert bench.service.heartbeat().pending <= 1  # the look at the loop itself
+        failed = asked.result()
+        assert isinstance(failed, EpisodeFailed)
+        return failed
+    finally:
+        bench.environment.released = True
+        await bench.service.stop()
+
+
+async def test_closing_an_episode_cancels_its_step() -> None:
+    failed = await closed_while_asked(odd.HANGS, is_open=True)
+    assert failed == EpisodeFailed("gone", "step: its episode was closed meanwhile")
+
+
+async def test_closing_an_episode_cancels_its_reset() -> None:
+    failed = await closed_while_asked(odd.RESET_HANGS, is_open=False)
+    assert failed == EpisodeFailed("gone", "reset: its episode was closed meanwhile")
+
+
+async def test_closing_an_episode_frees_who_asked_one_that_cannot_be_cancelled() -> None:
+    failed = await closed_while_asked(odd.STUBBORN, is_open=True)
+    assert failed.kind == "gone"
+
+
+async def test_no_call_outlasts_a_trajectorys_deadline() -> None:
+    limits = EnvironmentConfig(step_timeout_s=60.0, reset_timeout_s=60.0)
+    rollout = RolloutConfig(trajectory_deadline_s=0.05, turn_deadline_s=0.05)
+    bench = Bench(odd.OddEnvironment(), msgspec.structs.replace(CONFIG, environment=limits, rollout=rollout))
+    bench.service.start()
+    try:
+        reset = await bench.open(2, odd.RESET_HANGS)
+        assert isinstance(reset, EpisodeFailed)
+        assert reset.kind == "timeout"
+        assert reset.reason.endswith("(rollout.trajectory_deadline_s)")
+        await bench.open(1, odd.HANGS)
+        step = await bench.step(1, 0, 8, odd.END)
+        assert isinstance(step, EpisodeFailed)
+        assert step.kind == "timeout"
+        assert step.reason.endswith("(rollout.trajectory_deadline_s)")
+    finally:
+        await bench.service.stop()

@@ -3,10 +3,11 @@
 import json
 from pathlib import Path
 from typing import Any
+from xml.etree.ElementTree import Element, fromstring
 
 import pytest
 
-from pearl.report import elasticity, timeline, timeline_events
+from pearl.report import elasticity, svg, timeline, timeline_events
 from pearl.report.report import build, headlines
 from pearl.report.run_data import read_run, straighten
 from pearl.report.terminal_summary import closing_lines
@@ -62,11 +63,47 @@ def test_report_of_a_whole_run_is_one_offline_file(run_dir: Path) -> None:
         "Largest log-prob gap",
         "Timeline",
     ):
-        assert f'"text":"{title}' in html
-    assert "src=" not in html.split("</script>", 1)[1], "everything is inline"
+        assert f'aria-label="{title}' in html
+    for link in ("src=", "href=", "url("):
+        assert link not in html, "everything is inline"
     assert "# &lt;b&gt;" in html
     assert "discarded: lineage" in html
     assert not list(run_dir.glob("*.tmp"))
+
+
+def drawing(html: str, title: str) -> Element:
+    """The plot called ``title``, which is well-formed."""
+    start = html.rindex("<svg", 0, html.index(f'aria-label="{title}'))
+    return fromstring(html[start : html.index("</svg>", start) + len("</svg>")])
+
+
+def test_first_and_last_bars_of_the_throughput_are_whole(run_dir: Path) -> None:
+    plot = drawing(build(run_dir).read_text(), "Throughput")
+    bars = [bar for bar in plot.iter("rect") if bar.find("title") is not None]
+    assert len(bars) == 4, "two steps, generated and trained"
+    lefts = [float(bar.attrib["x"]) for bar in bars]
+    assert min(lefts) >= svg.LEFT
+    assert max(left + float(bar.attrib["width"]) for left, bar in zip(lefts, bars, strict=True)) <= (
+        svg.WIDTH - svg.RIGHT
+    )
+    assert all(float(bar.attrib["height"]) > 10 for bar in bars)
+
+
+def test_the_page_of_a_small_run_is_small(run_dir: Path) -> None:
+    assert build(run_dir).stat().st_size < 30_000
+
+
+def test_the_page_scales_to_ten_thousand_trajectories_and_a_thousand_steps(tmp_path: Path) -> None:
+    lines = [worker(0.0, "starting", slot=slot) for slot in range(8)]
+    for number in range(1000):
+        lines.append(step(number, 2.0 * number + 2, 0.5))
+        lines += [worker(2.0 * number + 2, "updating", slot=slot) for slot in range(8)]
+        lines += [worker(2.0 * number + 2.2, "serving", number, slot=slot) for slot in range(8)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "trajectories.jsonl").write_text('{"outcome": "done"}\n' * 10_000)
+    page = build(tmp_path)
+    assert "10,000" in page.read_text()
+    assert page.stat().st_size < 6_000_000
 
 
 def test_headline_numbers(run_dir: Path) -> None:
@@ -284,3 +321,17 @@ def test_closing_lines_tell_of_elasticity_and_leave_out_what_is_not_known(tmp_pa
         "0 trajectories trained, 0 tokens generated, staleness at most 1",
         "preemptible GPUs: 2 arrived, 1 reclaimed; training GPUs lent 3 times (0.50 s each), returned once",
     ]
+
+
+def test_a_run_of_the_version_before_is_shown_with_its_own_words(tmp_path: Path) -> None:
+    lines = [worker(0.0, "ready"), worker(1.0, "proven"), worker(3.0, "serving", 0), step(0, 5.0, 0.5)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "trajectories.jsonl").write_text('{"outcome": "done", "tokens_lost": 0}\n')
+    (tmp_path / "journal.msgpack").mkdir()
+    bars = timeline.bars(read_run(tmp_path))
+    assert [(bar.state, bar.end_s) for bar in bars] == [
+        ("waiting for weights", 1.0),
+        ("waiting for the others", 3.0),
+        ("active (colocated)", 5.0),
+    ]
+    assert "How the trajectories ended" in build(tmp_path).read_text()

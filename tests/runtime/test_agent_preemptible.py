@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import msgspec
 import pytest
 from member_watch import LIMIT_S, Members, watch_members
 
 from pearl.cli import main
 from pearl.runtime import preemptible_agent, process_markers
 from pearl.runtime.clock import MonotonicClock
+from pearl.runtime.installation import installation, model_digest
 from pearl.runtime.preemptible_agent import GivenUpError, JoinOptions, PreemptibleAgent
 from pearl.runtime.rpc_server import Call, Inbound, Notification, PeerJoined, RpcServer
 from pearl.types.messages.control import (
@@ -43,6 +45,7 @@ class Coordinator:
         self.server = server
         self.agent = ""  # the newest
         self.objection = ""
+        self.reports: list[AgentReport] = []
         self.on_report: Callable[[], None] = lambda: None
         self.told: list[Any] = []
         self.joined = 0
@@ -59,6 +62,7 @@ class Coordinator:
                 self.agent = peer
             case Call(_, AgentReport() as report, reply, fail):
                 assert [gpu.gpu for gpu in report.gpus] == ["a/0", "a/1"]
+                self.reports.append(report)
                 if self.objection:
                     fail(ValueError(self.objection))
                 else:
@@ -83,7 +87,7 @@ class Coordinator:
 
 
 @asynccontextmanager
-async def attended() -> AsyncIterator[Coordinator]:
+async def attended(**settings: Any) -> AsyncIterator[Coordinator]:
     """A coordinator; what a failed test leaves ends with it."""
     server = RpcServer(
         "tcp://127.0.0.1:0",
@@ -93,6 +97,7 @@ async def attended() -> AsyncIterator[Coordinator]:
         max_frame_bytes=1 << 20,
         clock=MonotonicClock(),
         keepalive_period_s=0.05,
+        **settings,
     )
     async with server, asyncio.TaskGroup() as group:
         coordinator = Coordinator(server)
@@ -159,6 +164,24 @@ async def test_an_agent_finds_the_run_and_starts_what_it_is_given_in_a_place_of_
         assert told == ["--address", coordinator.server.address, "--config", f"{here}/config.json"]
         coordinator.server.notify(coordinator.agent, Shutdown("done"))
         assert await running == "shutdown: done"
+
+
+async def test_an_agent_reports_what_it_has_of_the_model_that_the_job_names(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    async with attended(model_path=str(tmp_path)) as coordinator, asyncio.TaskGroup() as group:
+        running = group.create_task(PreemptibleAgent(terms(coordinator.server.address), REPORT).run())
+        await coordinator.until(lambda: coordinator.joined == 1)
+        assert coordinator.reports[0].model == model_digest(str(tmp_path))
+        coordinator.server.notify(coordinator.agent, Shutdown("done"))
+        await running
+
+
+async def test_an_agent_with_other_sources_is_refused_with_both_values() -> None:
+    here = installation()
+    theirs = msgspec.structs.replace(here, sources="0123456789abcdef")
+    async with attended(installation=theirs) as coordinator:
+        with pytest.raises(GivenUpError, match=f"sources: {here.sources} there, 0123456789abcdef here"):
+            await PreemptibleAgent(terms(coordinator.server.address), REPORT).run()
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
@@ -319,7 +342,7 @@ async def test_pl_05_the_command_gives_notice_on_a_signal_and_exits_0() -> None:
             '--host "local": cannot be the name of a host that joins',
         ),
         (["--coordinator", "h:1", "--host", "a/b"], '--host "a/b": cannot be'),
-        (["--coordinator", "h:1", "--virtual-gpus", "0"], "--virtual-gpus 0: give a number from 1"),
+        (["--coordinator", "h:1", "--virtual-gpus", "0"], "--virtual-gpus: 0: give a whole number from 1"),
         (["--coordinator", "h:1"], "this host has no GPU to offer; --virtual-gpus N offers stand-ins"),
     ],
 )

@@ -18,7 +18,7 @@ from pearl.runtime.codec import (
     pack,
 )
 from pearl.runtime.errors import FrameTooLargeError, MalformedError
-from pearl.types.messages.control import ControlMessage, Heartbeat, Hello, StartGroup
+from pearl.types.messages.control import ControlMessage, Heartbeat, Hello, Shutdown, StartGroup
 
 LIMIT = 1 << 16
 HELLO = Hello("rollout", 1, 2, "host", 3, "run")
@@ -96,5 +96,22 @@ def test_mq_06_a_message_over_the_limit_is_refused_with_the_limit_named() -> Non
         encode_bounded(Hello("rollout", 1, 2, "h" * LIMIT, 3, "run"), LIMIT)
     with pytest.raises(MalformedError, match=f"runtime.max_frame_bytes = {LIMIT}"):
         decoder().decode(encode("h" * LIMIT))
-    fits = Hello("rollout", 1, 2, "h" * (LIMIT - 200), 3, "run")
+    fits = Shutdown("h" * (LIMIT - 200))
     assert decoder().decode(encode_bounded(fits, LIMIT)) == fits
+
+
+def test_a_lone_surrogate_is_escaped_and_not_called_too_large() -> None:
+    message = StartGroup("g", "m", ("\ud800",), {"k": "\udcff"}, 0, "/")
+    body = encode_bounded(message, LIMIT)
+    assert decoder().decode(body) == StartGroup("g", "m", (r"\ud800",), {"k": r"\udcff"}, 0, "/")
+
+
+def test_the_error_of_a_handler_always_has_a_body() -> None:
+    class Unprintable(Exception):
+        def __str__(self) -> str:
+            raise ValueError
+
+    for error in (ValueError("a\ud800\0"), Unprintable(), ValueError("x" * 10_000_000)):
+        failure = Decoder[Failure](Failure, LIMIT).decode(encode_failure(error))
+        assert failure.kind == type(error).__name__
+        assert failure.text

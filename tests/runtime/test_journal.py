@@ -113,3 +113,16 @@ def test_mistakes_are_refused_with_the_way_out(tmp_path: Path) -> None:
         Journal.create(tmp_path, b"s0")
     with pytest.raises(ValueError, match="holds no journal"):
         journal.recover(tmp_path / "nowhere")
+
+
+def test_a_journal_of_another_version_is_refused_with_both_versions_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "FORMAT", 1)
+    old = Journal.create(tmp_path, b"another core's state")
+    old.append([entry(1)])
+    old.close()
+    monkeypatch.undo()
+    for read in (journal.recover, lambda directory: list(journal.read(directory))):
+        with pytest.raises(ValueError, match=r"has format 1, .* reads format 2 only.*pearl report opens"):
+            read(tmp_path)

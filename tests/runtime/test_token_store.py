@@ -196,3 +196,35 @@ def test_ck_04_a_reopened_store_equals_the_one_that_was_closed(
     assert sorted(again.trajectories()) == sorted(store.trajectories())
     for trajectory in store.trajectories():
         assert again.view(trajectory) == store.view(trajectory)
+
+
+def test_what_others_did_to_the_segments_is_known(tmp_path: Path) -> None:
+    store = TokenStore(tmp_path, segment_bytes=1)  # a segment for each flush
+    for trajectory in range(3):
+        two_turns(store, trajectory)
+        store.flush()
+    assert store.damage() == ""
+    first, second, third = (wal.segment_path(tmp_path, number) for number in (1, 2, 3))
+    whole = third.read_bytes()
+    third.write_bytes(whole[:-1])
+    assert f"has {len(whole) - 1} bytes, {len(whole)} were written" in store.damage()
+    third.write_bytes(whole)
+    assert store.damage() == ""
+    second.rename(tmp_path / "aside")
+    assert "segments [2] are missing" in store.damage()
+    (tmp_path / "aside").rename(second)
+    first.unlink()
+    assert store.damage() == f"{first} was deleted"
+
+
+def test_segments_that_nobody_needs_any_more_are_not_missed(tmp_path: Path) -> None:
+    store = TokenStore(tmp_path, segment_bytes=1)
+    for trajectory in range(3):
+        two_turns(store, trajectory)
+        store.flush()
+    store.forget(0)
+    store.flush()
+    assert not wal.segment_path(tmp_path, 1).exists()
+    assert store.damage() == ""
+    store.close()
+    assert TokenStore(tmp_path).damage() == ""

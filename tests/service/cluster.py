@@ -7,6 +7,7 @@ from typing import Any
 from fakes import RUN_ID, FakeEnvironment, FakeRollout, FakeTraining, Group, make_peer, pack
 
 from pearl.runtime.errors import PeerGoneError, RefusedError, RemoteError
+from pearl.runtime.installation import installation, model_digest
 from pearl.runtime.rpc_client import RpcClient
 from pearl.types.config import Config
 from pearl.types.messages import control, environment, rollout, training
@@ -46,7 +47,8 @@ class Node:
 
     async def _introduce(self) -> None:
         gpus = tuple(control.Gpu(gpu, 1, True) for gpu in self.gpus)
-        report = control.AgentReport(self.host, gpus, 1, 1, self.preemptible)
+        model = model_digest(self.cluster.config.model.path)
+        report = control.AgentReport(self.host, gpus, 1, 1, self.preemptible, model)
         try:
             await self.peer.call(report, deadline_s=10)
         except (RemoteError, PeerGoneError) as error:
@@ -92,6 +94,10 @@ class Node:
     def _end_groups(self) -> None:
         for name in self.groups:
             self.cluster.kill(name)
+
+
+async def ignore(message: Any) -> None:
+    """Nobody tells an admin anything that matters."""
 
 
 async def at_once(worker: FakeRollout) -> None:
@@ -141,7 +147,15 @@ class Cluster:
         beat: Any,
         run_id: str = RUN_ID,
     ) -> RpcClient:
-        hello = control.Hello(kind, slot, incarnation, "here", 1000 + len(self.started), run_id)
+        hello = control.Hello(
+            kind,
+            slot,
+            incarnation,
+            "here",
+            1000 + len(self.started),
+            run_id,
+            installation=installation(self.config),
+        )
         return make_peer(self.config.runtime, self.address, hello, messages, handler, beat)
 
     # the part of LocalAgent
@@ -150,6 +164,9 @@ class Cluster:
         self.address = address
         self.agent = self.make_peer(
             "agent", 0, 1, control.ControlMessage, self._handle, lambda: control.Heartbeat(0)
+        )
+        self.admin = self.make_peer(
+            "admin", 1, 1, control.ControlMessage, ignore, lambda: control.Heartbeat(0)
         )
         self._launched.set()
 
@@ -177,10 +194,11 @@ class Cluster:
         async with asyncio.TaskGroup() as group:
             self._group = group
             group.create_task(self._tell_report())
+            admin = group.create_task(self.admin.run(), name="admin")
             await self.agent.run()
             if self._nodes:
                 await asyncio.wait(self._nodes, timeout=0.2)  # they are told to end, too
-            for task in [*self._tasks.values(), *self._nodes]:
+            for task in [*self._tasks.values(), *self._nodes, admin]:
                 task.cancel()
         self._over.set()
 

@@ -15,6 +15,7 @@ from pearl.service import recovery
 from pearl.service.run_files import NotAsWrittenError, RunFiles
 from pearl.service.verification import checkpoint_damage, verify
 from pearl.types.commands import Report
+from pearl.types.reports import NoteReport
 
 NAMES = ("metrics.jsonl", "trajectories.jsonl")
 
@@ -22,9 +23,9 @@ NAMES = ("metrics.jsonl", "trajectories.jsonl")
 def test_a_rewind_takes_back_what_came_after_the_mark(tmp_path: Path) -> None:
     files = RunFiles(tmp_path)
     files.save_offsets(0, 0.0)
-    files.report(Report("note", {"text": "before"}))
+    files.report(Report(NoteReport(0.0, text="before")))
     files.save_offsets(10, 2.5)
-    files.report(Report("note", {"text": "after"}))
+    files.report(Report(NoteReport(0.0, text="after")))
     assert files.truncate_to_offsets(10).now == 2.5
     assert [json.loads(line)["text"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [
         "before"

@@ -102,7 +102,7 @@ async def test_a_notice_reclaims_all_gpus_of_its_host_and_returned_ones_are_told
 async def ask_for(stage: Stage, count: int) -> str:
     """The error of an arrival that cannot be, asked for over the wire."""
     with pytest.raises(RemoteError) as raised:
-        await stage.cluster.agent.call(Preempt("arrive", count=count), deadline_s=5)
+        await stage.cluster.admin.call(Preempt("arrive", count=count), deadline_s=5)
     return raised.value.text
 
 

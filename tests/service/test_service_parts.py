@@ -19,9 +19,8 @@ from pearl.types.config import Config, ModelConfig
 from pearl.types.ids import GpuId, TrajectoryId
 from pearl.types.messages.control import AgentReport, Gpu
 from pearl.types.messages.training import Demonstration
+from pearl.types.reports import StepReport, WorkerReport
 from pearl.types.splitmix import splitmix64
-
-Values = dict[str, int | float | str | bool | None]
 
 
 async def test_mq_01_a_full_mailbox_makes_its_producers_wait_and_loses_nothing() -> None:
@@ -70,9 +69,50 @@ def test_trajectory_seeds_differ_between_trajectories_and_runs() -> None:
     assert all(0 <= seed < 1 << 64 for seed in seeds)
 
 
+def step_report(step: int, reward: float | None, masked: int = 0, **metrics: float) -> StepReport:
+    return StepReport(
+        1.0,
+        step=step,
+        lineage=0,
+        seconds=3.14,
+        train_seconds=0.8,
+        reward_mean=reward,
+        outcome_done=4,
+        masked=masked,
+        turns_mean=1.0,
+        tokens_generated=10,
+        tokens_trained=10,
+        throughput_tokens_per_s=12100.0,
+        max_staleness=1,
+        mean_staleness=0.5,
+        mean_token_age=0.5,
+        max_logprob_gap=0.0,
+        logprob_gap_tokens=0,
+        checkpoint_step=None,
+        weights_changed=True,
+        metrics=metrics,
+    )
+
+
+def worker_report(slot: int, activity: str, event: str, reason: str = "") -> WorkerReport:
+    return WorkerReport(
+        1.0,
+        slot=slot,
+        incarnation=1,
+        role="colocated",
+        zone="dedicated",
+        activity=activity,
+        event=event,
+        version=1,
+        lineage=0,
+        gpus="local/1",
+        reason=reason,
+    )
+
+
 def test_lp_02_metrics_are_strict_json_whatever_the_numbers(tmp_path: Path) -> None:
     files = RunFiles(tmp_path)
-    files.report(Report("step", {"step": 1, "loss": math.nan, "gap": math.inf, "lr": 0.5}))
+    files.report(Report(step_report(1, None, loss=math.nan, gap=math.inf, lr=0.5, seconds=7.0)))
     files.flush()
     files.close()
 
@@ -80,31 +120,19 @@ def test_lp_02_metrics_are_strict_json_whatever_the_numbers(tmp_path: Path) -> N
         raise AssertionError(name)
 
     line = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=refuse)
-    assert line == {"kind": "step", "step": 1, "loss": None, "gap": None, "lr": 0.5}
+    assert list(line)[:3] == ["kind", "time_s", "step"]
+    assert [line[key] for key in ("loss", "gap", "lr")] == [None, None, 0.5]
+    assert (line["seconds"], line["trainer_seconds"]) == (3.14, 7.0), "a name that is taken gets a prefix"
 
 
 def test_console_lines_are_aligned_and_say_what_matters() -> None:
     stream = io.StringIO()
     console = Console(stream, 2)
-    serving: Values = {"activity": "active", "event": "serving", "incarnation": 1}
     for slot in (0, 1):
-        console.report(Report("worker", {"slot": slot, **serving}))
-    step: Values = {
-        "throughput_tokens_per_s": 12100.0,
-        "max_staleness": 1,
-        "seconds": 3.14,
-        "train_seconds": 0.8,
-    }
-    console.report(Report("step", {"step": 7, "reward_mean": 0.625, **step}))
-    gone: Values = {
-        "slot": 1,
-        "incarnation": 1,
-        "activity": "inactive",
-        "event": "gone",
-        "reason": "killed by signal 9",
-    }
-    console.report(Report("worker", gone))
-    console.report(Report("step", {"step": 118, "reward_mean": None, **step, "masked": 4}))
+        console.report(worker_report(slot, "active", "serving"))
+    console.report(step_report(7, 0.625))
+    console.report(worker_report(1, "inactive", "gone", "killed by signal 9"))
+    console.report(step_report(118, None, masked=4))
     assert stream.getvalue().splitlines() == [
         "step   7  reward  0.62   12.1k tok/s  staleness 1    3.1 s  train  0.8 s  workers 2/2",
         "worker 1: gone: killed by signal 9",

@@ -113,7 +113,7 @@ async def test_requests_are_answered_at_once_and_two_in_a_row_never_meet(tmp_pat
         obey(stage)
         stage.core.add_gpu("local/3")
         stage.core.add_gpu("local/4")
-        call = stage.cluster.agent.call
+        call = stage.cluster.admin.call
         async with asyncio.TaskGroup() as group:
             both = [group.create_task(call(arrive(count=1), deadline_s=5)) for _ in range(2)]
         assert {one.result() for one in both} == {PreemptReply(("local/3",)), PreemptReply(("local/4",))}

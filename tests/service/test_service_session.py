@@ -13,15 +13,18 @@ from cluster import Cluster
 from fakes import FakeEnvironment, FakeRollout, FakeTraining, read_lines, small_config, unpack
 from whole_run import WholeRun, once, run_whole
 
+from pearl.runtime import journal
 from pearl.runtime.wal import DamagedError
 from pearl.service import recovery, replay
 from pearl.service.console import Console
 from pearl.service.run_files import RunFiles
 from pearl.service.run_loop import RunFailedError
 from pearl.types import events
+from pearl.types.commands import Report
 from pearl.types.config import Config, RuntimeConfig
 from pearl.types.messages import control, environment
 from pearl.types.messages.rollout import Generate
+from pearl.types.reports import NoteReport
 
 
 async def test_a_run_leaves_its_results_and_a_journal_that_replays(tmp_path: Path) -> None:
@@ -81,6 +84,31 @@ async def test_a_dead_environment_worker_is_replaced_and_its_episodes_replayed(t
     life = await run_whole(tmp_path, prepare=prepare)
     assert "environment.0.2" in life.cluster.started
     assert life.cluster.replayed > 0
+
+
+async def test_a_task_that_kills_its_environment_worker_is_named_and_its_neighbours_are_not_charged(
+    tmp_path: Path,
+) -> None:
+    """Task 1's trajectories are masked, and no others; the run goes on, with a bounded number of new workers."""
+    first = small_config().data.group_size  # of task 1; a group has one task
+    killers = range(first, 2 * first)
+
+    def prepare(cluster: Cluster) -> None:
+        def die(step: environment.StepEpisode) -> None:
+            if step.trajectory in killers:
+                cluster.kill(max(name for name in cluster.groups if name.startswith("environment.")))
+
+        cluster.on_step = die
+
+    config = small_config()
+    limits = msgspec.structs.replace(config.environment, max_failures=1)
+    life = await run_whole(tmp_path, msgspec.structs.replace(config, environment=limits), prepare)
+    lines = (tmp_path / "trajectories.jsonl").read_text().splitlines()
+    records = [record for record in map(msgspec.json.decode, lines) if not record["discarded"]]
+    masked = {record["trajectory"] for record in records if record["outcome"] == "infrastructure"}
+    assert masked == set(killers)
+    assert "under task 1 (train)" in life.stream.getvalue()
+    assert sum(name.startswith("environment.") for name in life.cluster.started) <= 6
 
 
 async def test_a_dead_trainer_restarts_from_its_checkpoint(tmp_path: Path) -> None:
@@ -300,7 +328,7 @@ async def test_status_is_answered_while_the_run_goes_on(tmp_path: Path) -> None:
         async def handle(self, message: Any) -> Any:
             if isinstance(message, environment.StepEpisode) and not answers:
                 answers.append(None)
-                answers[0] = await self.peer.call(control.StatusRequest(), deadline_s=5)
+                answers[0] = await self.cluster.admin.call(control.StatusRequest(), deadline_s=5)
             return await super().handle(message)
 
     answers: list[Any] = []
@@ -340,3 +368,19 @@ async def test_a_trainer_that_cannot_start_ends_the_run_with_its_reason(tmp_path
     finish = await WholeRun(config, tmp_path, cluster).run()
     assert finish.exit_code == 1
     assert "the model has no attention" in finish.error
+
+
+def test_a_journal_of_another_version_is_not_resumed_and_its_results_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config()
+    files = RunFiles(tmp_path)
+    monkeypatch.setattr(journal, "FORMAT", 1)
+    recovery.fresh(config, files).journal.close()
+    monkeypatch.undo()
+    files.report(Report(NoteReport(0.0, text="of the version before")))
+    files.flush()
+    with pytest.raises(ValueError, match="has format 1, and this version of PEARL reads format 2 only"):
+        recovery.recover(config, files)
+    files.close()
+    assert [line["text"] for line in read_lines(tmp_path / "metrics.jsonl")] == ["of the version before"]

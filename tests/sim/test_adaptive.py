@@ -98,7 +98,7 @@ def outcome(pd: str, seed: int, *more: str) -> Outcome:
     simulation = Simulation(config, Synthetic("test", seed, WORKLOAD), HARDWARE, seed, trace=TRACE)
     summary = simulation.run(1e4).summary
     assert len(simulation.metrics.steps) == 4 * STEPS
-    targets = [""] + [str(decision["target"]) for decision in simulation.metrics.decisions]
+    targets = [""] + [decision.target for decision in simulation.metrics.decisions]
     return Outcome(
         sum(step.seconds for step in simulation.metrics.steps),
         [after for before, after in pairwise(targets) if before != after],

@@ -9,7 +9,7 @@ import pytest
 from sim_runs import HARDWARE, SMALL, small_job
 
 from pearl.core.coordinator import Coordinator
-from pearl.runtime.journal import Entry, Journal, Opening, Segment
+from pearl.runtime.journal import FORMAT, Entry, Journal, Opening, Segment
 from pearl.service import replay
 from pearl.service.replay import encode_commands, encode_event
 from pearl.sim.job import Result, build, run
@@ -62,7 +62,7 @@ def test_its_journal_replays_on_a_fresh_core(tmp_path: Path) -> None:
     journal.append(entries)
     journal.close()
     raw = [Entry(now, msgspec.Raw(event), msgspec.Raw(commands)) for now, event, commands in entries]
-    segment = Segment(Opening(1, 0, snapshot), raw, 0)
+    segment = Segment(Opening(FORMAT, 0, snapshot), raw, 0)
     assert replay.replay(Coordinator.restore(job.config, snapshot), segment) is None
 
 

@@ -36,7 +36,7 @@ class AllocationHistory:
 
     @property
     def lent_share(self) -> float:
-        """Of the time, that borrowed workers serve."""
+        """Return the share of the time in which borrowed workers serve."""
         share = self._state.lent_share
         return UNKNOWN_SHARE if share is None else share
 

@@ -61,7 +61,7 @@ class CandidateSearch:
             self.evaluate(allocation)
 
     def search_splits(self, splits: Sequence[Allocation]) -> None:
-        """At those of the consecutive ``splits`` on the way to the least of them."""
+        """Evaluate those of the consecutive ``splits`` that lie on the way to the least of them."""
         if splits:
             total, first, last = splits[0].total, splits[0].prefill, splits[-1].prefill
             start = _argmin_unimodal(
@@ -72,7 +72,7 @@ class CandidateSearch:
 
     @property
     def found(self) -> tuple[Candidate, ...]:
-        """What was looked at, in the order of ``possible``."""
+        """Return the candidates evaluated so far, in the order of ``possible``."""
         return tuple(self._found[a] for a in self._possible if a in self._found)
 
     def _predict(self, allocation: Allocation) -> Prediction:
@@ -81,7 +81,7 @@ class CandidateSearch:
         return self._predictions[allocation]
 
     def _mean_seconds(self, allocation: Allocation, alone_s: float) -> float:
-        """Of batches, each worked at with the lent workers for their share of the time."""
+        """Return the mean seconds of batches that have the lent workers for their share of the time."""
         more, share = self._lending.num_workers, self._lending.share
         if not more or not share:
             return alone_s
@@ -104,8 +104,7 @@ def _split(total: int, prefill: int) -> Allocation:
 
 
 def _argmin_unimodal(value: Callable[[int], float], first: int, last: int, start: int | None = None) -> int:
-    """Where ``value``, which falls and then rises, is least within first..last; the first of equal ones. Looked for
-    around ``start`` in ever longer strides, then by halves."""
+    """Return where ``value``, which falls and then rises, is least within first..last; the first of equals."""
 
     def rises(at: int) -> bool:
         return at >= last or value(at + 1) >= value(at)

@@ -17,6 +17,7 @@ from pearl.types.counters import Counters
 from pearl.types.gpu_table import GpuRow, GpuTable
 from pearl.types.ids import GpuId, Slot
 from pearl.types.plan import Plan
+from pearl.types.reports import GpusReport, HandoffReport, NoteReport
 from pearl.types.weights import Version
 from pearl.types.worker_table import WorkerRow, WorkerTable
 
@@ -65,7 +66,7 @@ class ClusterRebuilder:
     # what comes and goes
 
     def on_arrived(self, gpus: tuple[GpuId, ...], now: float) -> None:
-        """Those that are being given back arrive when they have been."""
+        """Take arrived GPUs; those still being given back arrive once they have been."""
         known = self._gpus_table.rows
         for row in (known[gpu] for gpu in gpus if gpu in known):
             row.is_back = row.reclaim_deadline_s is not None
@@ -75,7 +76,7 @@ class ClusterRebuilder:
             row.present, row.failures, row.retry_at_s = True, 0, 0.0
         self._counters.arrivals += len(new)
         if new:
-            self._commands.report("gpus", now, event="arrived", gpus=",".join(new))
+            self._commands.report(GpusReport(now, event="arrived", gpus=",".join(new)))
 
     def on_reclaimed(self, gpus: tuple[GpuId, ...], grace_s: float, reason: str, now: float) -> None:
         """Mandatory: it begins at once and cancels an expansion that it overlaps."""
@@ -85,11 +86,13 @@ class ClusterRebuilder:
         )
         if new:
             told = ",".join(row.gpu for row in new)
-            self._commands.report("gpus", now, event="reclaimed", gpus=told, grace_s=grace_s, reason=reason)
+            self._commands.report(
+                GpusReport(now, event="reclaimed", gpus=told, grace_s=grace_s, reason=reason)
+            )
         self._shrink(now)
 
     def on_host_lost(self, host: str, reason: str, now: float) -> None:
-        """Its GPUs are gone; the losses of the workers on them come by themselves."""
+        """Mark a host's GPUs as lost; the losses of its workers are events of their own."""
         there = [row for row in self._gpus_table.rows.values() if row.host == host and row.present]
         self._take_back(there, 0.0, now)
         lost = [row for row in there if not row.is_lost]
@@ -97,7 +100,7 @@ class ClusterRebuilder:
             row.is_lost = True
         if lost:
             told = ",".join(row.gpu for row in lost)
-            self._commands.report("gpus", now, event="lost", gpus=told, reason=reason)
+            self._commands.report(GpusReport(now, event="lost", gpus=told, reason=reason))
         self._shrink(now)
 
     def _take_back(self, rows: list[GpuRow], grace_s: float, now: float) -> list[GpuRow]:
@@ -116,7 +119,7 @@ class ClusterRebuilder:
         return [row for row in self._table.rows.values() if row.slot in held]
 
     def _deadline(self, row: WorkerRow) -> float:
-        """When what is left of a leaving worker is killed, early enough for its GPUs to be back in time."""
+        """Return when what is left of a leaving worker is killed, early enough for its GPUs to be back in time."""
         found = None
         for gpu in (self._gpus_table.rows[gpu] for gpu in row.gpus):
             if gpu.reclaim_deadline_s is not None and gpu.reclaim_began_s is not None:
@@ -138,7 +141,7 @@ class ClusterRebuilder:
         self._give_back(now)
 
     def _let_go(self, row: WorkerRow, now: float) -> None:
-        """As far as it is possible now; called again whenever something has happened."""
+        """Release reclaimed GPUs as far as possible now; called again whenever something has happened."""
         left_s = self._deadline(row) - now
         if row.status == "stopping":
             return
@@ -179,7 +182,7 @@ class ClusterRebuilder:
         gpus = tuple(row.gpu for row in rows)
         self._commands.emit(ReturnGpus(gpus, seconds, on_time))
         self._commands.report(
-            "gpus", now, event="returned", gpus=",".join(gpus), seconds=seconds, on_time=on_time
+            GpusReport(now, event="returned", gpus=",".join(gpus), seconds=seconds, on_time=on_time)
         )
 
     def _is_sudden(self, row: WorkerRow) -> bool:
@@ -226,13 +229,13 @@ class ClusterRebuilder:
         preparation_s, finalization_s = expansion.ready_s - expansion.began_s, now - expansion.ready_s
         self._gate.on_expanded(preparation_s, finalization_s)
         self._commands.report(
-            "handoff",
-            now,
-            event="expansion",
-            workers=len(rows),
-            seconds=now - expansion.began_s,
-            part_preparation=preparation_s,
-            part_finalization=finalization_s,
+            HandoffReport(
+                now,
+                event="expansion",
+                workers=len(rows),
+                seconds=now - expansion.began_s,
+                parts={"preparation": preparation_s, "finalization": finalization_s},
+            )
         )
 
     def _cancel(self, reason: str, now: float) -> None:
@@ -241,7 +244,7 @@ class ClusterRebuilder:
         self.state.expansion = None
         self._counters.expansions_cancelled += 1
         text = f"expansion of {len(expansion.slots)} worker(s) cancelled: {reason}"
-        self._commands.report("note", now, text=text)
+        self._commands.report(NoteReport(now, text=text))
         for row in (self._table.rows[slot] for slot in expansion.slots):
             if row.status not in ("stopping", "gone", "leaving"):
                 self._lifecycle.stop_planned(row, "its expansion was cancelled", 0.0, now)

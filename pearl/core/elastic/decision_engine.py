@@ -105,7 +105,8 @@ def _search(
     *,
     thorough: bool,
 ) -> None:
-    """At all, or at what a choice needs: colocation, the best split, and the best of those that keep all roles."""
+    """Evaluate all candidates, or those that a choice needs: colocation, the best split, and the best of those
+    that keep all roles."""
     if thorough or len(possible) <= FEW:
         scene.evaluate_all()
         return
@@ -279,7 +280,7 @@ def _contains(allocation: Allocation, base: Allocation) -> bool:
 
 
 def _is_pure(allocation: Allocation) -> bool:
-    """Not both modes at once, as it is while a plan runs."""
+    """Return whether only one mode is in use; both are while a plan runs."""
     return allocation.is_colocated or allocation.colocated == 0
 
 

@@ -105,7 +105,7 @@ class LendingGate:
 
     @property
     def _fade(self) -> float:
-        """How much of a measurement is still believed, 1 to 0."""
+        """Return how much of a measurement is still trusted, 1 to 0."""
         state = self._state
         rate: float = self._config.smoothing / 2.0**state.confirmed_refusals
         return float((1.0 - rate) ** state.refused_steps)

@@ -53,7 +53,8 @@ def overhead_seconds(profile: Profile) -> float:
 
 
 def pair_overhead_seconds(profile: Profile) -> float:
-    """As measured, so that both modes are compared by what they really took; 0 in the paper's equations."""
+    """Return the overhead of a pair as measured, so that both modes are compared by what they really took; 0 in
+    the paper's equations."""
     return profile.workload.num_turns * profile.platform.pair_overhead_seconds
 
 

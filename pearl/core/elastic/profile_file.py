@@ -42,7 +42,7 @@ def read_profile(text: bytes, overrides: Sequence[str] = ()) -> Profile:
 
 
 def write_profile(profile: Profile) -> bytes:
-    """What ``read_profile`` reads back as an equal profile, indented for people."""
+    """Write a profile as indented JSON that ``read_profile`` reads back as an equal profile."""
     return msgspec.json.format(msgspec.json.encode(profile), indent=2) + b"\n"
 
 
@@ -87,7 +87,7 @@ def _problems(table: Table) -> Iterator[str]:
 
 
 def _class_problems(classes: Any) -> Iterator[str]:
-    """Of the optional list of trajectory classes."""
+    """List what is wrong with the optional list of trajectory classes."""
     keys = TrajectoryClass.__struct_fields__
     if not isinstance(classes, list):
         yield f"workload.classes: {show(classes)} is no list; leave it out, or give objects with {', '.join(keys)}"

@@ -9,6 +9,7 @@ that stay, which keep theirs and are left as they were when the GPUs go home.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -24,6 +25,7 @@ from pearl.types.config import Config
 from pearl.types.counters import Counters
 from pearl.types.ids import Slot
 from pearl.types.plan import Allocation, Assignment, Plan, Role
+from pearl.types.reports import DecisionReport, PlanReport
 from pearl.types.worker_table import WorkerRow, WorkerTable
 
 SHOWN_CANDIDATES = 64
@@ -104,7 +106,7 @@ class RoleManager:
         self._counters.ratio_switches += decision.switch == "ratio"
 
     def _decide_lent(self, stay: Sequence[WorkerRow], lent: Sequence[WorkerRow], now: float) -> Decision:
-        """Beside those that stay, unless these cannot serve by themselves."""
+        """Choose the roles of lent workers beside those that stay, unless these cannot serve by themselves."""
         base = allocation_of(stay)
         if not base.is_whole:
             stay, base = (), Allocation()
@@ -149,21 +151,24 @@ class RoleManager:
         )
         best = sorted(decision.candidates, key=lambda candidate: candidate.seconds)[:SHOWN_CANDIDATES]
         self._commands.report(
-            "decision",
-            now,
-            workers=num_workers,
-            current=str(current),
-            target=str(decision.target),
-            predicted_s=decision.seconds,
-            switch=decision.switch,
-            forced=decision.forced,
-            reason=decision.reason,
-            candidates=" ".join(f"{c.allocation}={c.seconds:.4g}{'' if c.feasible else '!'}" for c in best),
+            DecisionReport(
+                now,
+                workers=num_workers,
+                current=str(current),
+                target=str(decision.target),
+                predicted_s=decision.seconds,
+                switch=decision.switch,
+                forced=decision.forced,
+                reason=decision.reason,
+                candidates=" ".join(
+                    f"{c.allocation}={c.seconds:.4g}{'' if c.feasible else '!'}" for c in best
+                ),
+            )
         )
         return decision
 
     def allocation(self) -> Allocation:
-        """Of the active workers, as the newest plan wants them."""
+        """Return the allocation of the active workers, as the newest plan wants it."""
         return allocation_of(self.active())
 
     # switching
@@ -214,7 +219,7 @@ class RoleManager:
 
 
 def _by_zone(rows: Iterable[WorkerRow]) -> tuple[list[WorkerRow], list[WorkerRow]]:
-    """Those that stay, and those on lent training GPUs."""
+    """Split workers into those that stay and those on lent training GPUs."""
     stay: list[WorkerRow] = []
     lent: list[WorkerRow] = []
     for row in rows:
@@ -237,13 +242,20 @@ def has_path(rows: Sequence[WorkerRow]) -> bool:
     return "colocated" in roles or {"prefill", "decode"} <= roles
 
 
-def report_plan(commands_out: CommandBuffer, plan: Plan, urgency: str, reason: str, now: float) -> None:
+def report_plan(
+    commands_out: CommandBuffer,
+    plan: Plan,
+    urgency: Literal["mandatory", "optional"],
+    reason: str,
+    now: float,
+) -> None:
     commands_out.report(
-        "plan",
-        now,
-        urgency=urgency,
-        add=" ".join(f"{a.slot}:{a.role}" for a in plan.add),
-        remove=" ".join(str(slot) for slot in plan.remove),
-        rebind=" ".join(f"{a.slot}:{a.role}" for a in plan.rebind),
-        reason=reason,
+        PlanReport(
+            now,
+            urgency=urgency,
+            add=" ".join(f"{a.slot}:{a.role}" for a in plan.add),
+            remove=" ".join(str(slot) for slot in plan.remove),
+            rebind=" ".join(f"{a.slot}:{a.role}" for a in plan.rebind),
+            reason=reason,
+        )
     )

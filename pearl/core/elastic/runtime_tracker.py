@@ -178,11 +178,11 @@ class RuntimeTracker:
 
     @property
     def _weight(self) -> float:
-        """Of the newest step, once it is counted: the first ones count alike."""
+        """Return the weight of the newest step, once it is counted: the first ones count alike."""
         return max(self._smoothing / DAMPING, 1.0 / max(self._state.num_steps, 1))
 
     def _calmed(self, newest: Averages) -> Averages:
-        """What moving trajectories distorts as it was before."""
+        """Restore the values that moving trajectories distort."""
         before = self._state.averages
         if before is None:
             return newest
@@ -223,7 +223,7 @@ class RuntimeTracker:
             self._accept(found)
 
     def _accept(self, found: IterationFit) -> None:
-        """What was not observed this time keeps its value; b is that of a sequence of mean context."""
+        """Take over a fit. What was not observed keeps its value; b is that of a sequence of mean context."""
         state, serving = self._state, self._state.serving
         context = serving.context / serving.decoding if serving.decoding else 0.0
         per_seq = found.decode_seconds_at(context)
@@ -237,11 +237,7 @@ class RuntimeTracker:
             state.prefill_seconds_per_token = found.prefill_seconds_per_token
 
     def _fit_overhead(self, classes: tuple[TrajectoryClass, ...], makespan_s: float, served: Served) -> None:
-        """What a step took beyond the model without overhead, a turn: T_over where it was colocated.
-
-        The model is asked about the averages, since a single step's slowest trajectory may have few turns; one that
-        knows classes of trajectories is asked about this step's own.
-        """
+        """Fit what a step took beyond the model without overhead, per turn: T_over where it was colocated."""
         state, profile = self._state, self._profile(self._state.averages, classes, 0.0, 0.0)
         modes = {allocation.is_colocated for allocation, _ in served if allocation.is_whole}
         if profile is None or len(modes) != 1:
@@ -260,7 +256,7 @@ class RuntimeTracker:
             state.pair_overhead_seconds += weight * (residual - state.pair_overhead_seconds)
 
     def _mean_makespan(self, profile: Profile, served: Served) -> float:
-        """Of a batch that each allocation works at for its share of the time."""
+        """Return the makespan of a batch that each allocation serves for its share of the time."""
         whole = [(allocation, seconds) for allocation, seconds in served if allocation.is_whole]
         batches = sum(seconds / self._model(profile, allocation).seconds for allocation, seconds in whole)
         return sum(seconds for _, seconds in whole) / batches

@@ -5,6 +5,7 @@ and the two never touch the same GPU.
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
@@ -24,6 +25,7 @@ from pearl.types.counters import Counters
 from pearl.types.gpu_table import GpuRow, GpuTable
 from pearl.types.ids import GpuId, Slot
 from pearl.types.profile import IterationSums
+from pearl.types.reports import GateReport, NoteReport, ProfileReport
 from pearl.types.trainer_state import TrainerState
 from pearl.types.worker_table import WorkerRow, WorkerTable
 
@@ -148,7 +150,7 @@ class ElasticScheduler:
             self.rebuilder.on_arrived(event.gpus, now)
             return
         text = f"{len(event.gpus)} GPU(s) arrived and are not used: elastic.inter = false"
-        self._commands.report("note", now, text=text)
+        self._commands.report(NoteReport(now, text=text))
 
     def on_reclaimed(self, event: events.GpusReclaimed, now: float) -> None:
         self.mark_dirty()
@@ -158,8 +160,11 @@ class ElasticScheduler:
         self.mark_dirty()
         self.rebuilder.on_host_lost(event.host, event.reason, now)
 
-    def on_lost(self, row: WorkerRow, reason: str, now: float) -> str:
-        """A worker is gone, its attempts have been taken over. Returns why the run cannot go on ("" = it can)."""
+    def on_lost(self, row: WorkerRow, reason: str, now: float, *, is_final: bool = False) -> str:
+        """A worker is gone, its attempts have been taken over. Returns why the run cannot go on ("" = it can).
+
+        ``is_final``: no other worker on its host could start. Preemptible hosts differ: there it is one more failure.
+        """
         stop_is_planned, zone = row.stop_is_planned, self._zone(row)
         self.lifecycle.end(row, reason, now)
         if stop_is_planned:
@@ -170,6 +175,8 @@ class ElasticScheduler:
             self.rebuilder.note_failure(row, now)
         elif zone == "dedicated":
             limit = self._config.runtime.max_restarts
+            if is_final:
+                return f"rollout worker {row.slot} cannot start: {reason}"
             if len(row.failures) > limit:
                 return (
                     f"rollout worker {row.slot} died {len(row.failures)} times in {window_s:.0f} s, last: {reason}. "
@@ -204,9 +211,16 @@ class ElasticScheduler:
         served = [(s.allocation, s.seconds) for s in self._record.close_step(now)]
         self.tracker.on_step(samples, served=served, steady=steady)
         if profile := self.tracker.profile():
-            values = {**msgspec.structs.asdict(profile.workload), **msgspec.structs.asdict(profile.platform)}
-            del values["classes"]  # a line of metrics holds numbers only
-            self._commands.report("profile", now, predicted_s=predicted_s, measured_s=seconds, **values)
+            workload = msgspec.structs.replace(profile.workload, classes=())
+            self._commands.report(
+                ProfileReport(
+                    now,
+                    predicted_s=predicted_s,
+                    measured_s=seconds,
+                    workload=workload,
+                    platform=profile.platform,
+                )
+            )
 
     def _num_workers(self) -> tuple[int, int]:
         """Workers that serve or are about to, without the training GPUs and with all of them."""
@@ -258,7 +272,7 @@ class ElasticScheduler:
         self._expand(demand, now)
 
     def _admit(self, now: float) -> None:
-        """Those that come back one by one, and groups whose waiting is over."""
+        """Admit workers that come back one by one, and groups whose waiting is over."""
         group = self._joining()
         for row in self._table.rows.values():
             if row.status == "verified" and row.role == row.target_role and row.slot not in group:
@@ -332,15 +346,16 @@ class ElasticScheduler:
         self._report_gate("expand", decision, now)
         return decision.yes
 
-    def _report_gate(self, gate: str, decision: GateDecision, now: float) -> None:
+    def _report_gate(self, gate: Literal["lend", "expand"], decision: GateDecision, now: float) -> None:
         self._commands.report(
-            "gate",
-            now,
-            gate=gate,
-            yes=decision.yes,
-            gain_s=decision.gain_s,
-            cost_s=decision.cost_s,
-            reason=decision.reason,
+            GateReport(
+                now,
+                gate=gate,
+                yes=decision.yes,
+                gain_s=decision.gain_s,
+                cost_s=decision.cost_s,
+                reason=decision.reason,
+            )
         )
 
     def _expand(self, demand: TrainingDemand, now: float) -> None:
@@ -357,24 +372,28 @@ class ElasticScheduler:
         hosts: dict[str, list[GpuId]] = {}
         for row in free:
             hosts.setdefault(row.host, []).append(row.gpu)
-        found: list[WorkerRow] = []
-        for gpus in hosts.values():
-            for first in range(0, len(gpus) - size + 1, size):
-                found.append(self._slot_for(tuple(gpus[first : first + size]), found))
-        return found
+        empty = self._empty_slots()
+        return [
+            self._slot_for(tuple(gpus[first : first + size]), empty)
+            for gpus in hosts.values()
+            for first in range(0, len(gpus) - size + 1, size)
+        ]
 
-    def _slot_for(self, gpus: tuple[GpuId, ...], taken: list[WorkerRow]) -> WorkerRow:
-        """The slot that had these GPUs before, an empty one whose GPUs are gone, or a new one."""
-        empty = [r for r in self._table.rows.values() if r.status == "gone" and r.zone == "dedicated"]
-        empty = [r for r in empty if r not in taken and self._zone(r) == "preemptible"]
-        for row in empty:
-            if row.gpus == gpus:
-                return row
-        for row in empty:
+    def _empty_slots(self) -> dict[Slot, WorkerRow]:
+        """Return the slots of preemptible workers that are gone."""
+        rows = (row for row in self._table.rows.values() if row.status == "gone" and row.zone == "dedicated")
+        return {row.slot: row for row in rows if self._zone(row) == "preemptible"}
+
+    def _slot_for(self, gpus: tuple[GpuId, ...], empty: dict[Slot, WorkerRow]) -> WorkerRow:
+        """Take out of ``empty`` the slot that had these GPUs before, or one whose GPUs are gone; else a new one."""
+        same = next((row for row in empty.values() if row.gpus == gpus), None)
+        if same is not None:
+            return empty.pop(same.slot)
+        for row in empty.values():
             if not any(self._gpus_table.rows[gpu].usable for gpu in row.gpus):
                 row.gpus = gpus
                 row.failures.clear()
-                return row
+                return empty.pop(row.slot)
         return self._table.add(gpus)
 
     def next_wakeup(self) -> float | None:

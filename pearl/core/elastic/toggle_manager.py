@@ -19,6 +19,7 @@ from pearl.types.config import Config
 from pearl.types.counters import Counters
 from pearl.types.gpu_table import TRAINING, GpuTable
 from pearl.types.ids import GpuId, OpId, Slot
+from pearl.types.reports import HandoffReport, TrainingReport
 from pearl.types.trainer_state import TrainerState
 from pearl.types.weights import Version
 from pearl.types.worker_table import INACTIVE, WorkerRow, WorkerTable
@@ -83,7 +84,7 @@ class ToggleManager:
         return [row for row in self._table.rows.values() if row.zone == "overlap"]
 
     def start(self, now: float) -> None:
-        """At the beginning of a life: overlap engines come up before training takes the memory."""
+        """Start overlap engines at the beginning of a process life, before training takes the memory."""
         self.state.phase = "returning"
         self.state.op = OpId(0)
         self.state.was_lent = False
@@ -129,7 +130,7 @@ class ToggleManager:
         return True
 
     def on_trainer_lost(self, now: float) -> None:
-        """Its state is gone; what it held is free, what is lent comes back before it starts again."""
+        """Free what the training world held; what is lent comes back before it starts again."""
         state = self.state
         state.op = OpId(0)
         if held := self._gpus_table.held_by(TRAINING):
@@ -170,12 +171,13 @@ class ToggleManager:
             self._counters.activation_seconds_mean = state.activations_s / state.num_activations
             serving = sum(row.status == "verified" for row in rows)
             self._commands.report(
-                "handoff",
-                now,
-                event="borrow",
-                workers=serving,
-                seconds=state.activation_s,
-                step=self._trainer.step,
+                HandoffReport(
+                    now,
+                    event="borrow",
+                    workers=serving,
+                    seconds=state.activation_s,
+                    step=self._trainer.step,
+                )
             )
 
     # returning
@@ -214,7 +216,7 @@ class ToggleManager:
             self._lifecycle.stop_planned(row, "training needs its GPUs", 0.0, now)
 
     def _clear_aborted_starts(self, row: WorkerRow) -> None:
-        """It came up."""
+        """Forget the aborted starts of a worker that came up."""
         if row.slot in self.state.aborted_starts:
             self.state.aborted_starts.remove(row.slot)
 
@@ -230,9 +232,8 @@ class ToggleManager:
             self._gate.on_returned(seconds)
         state.returns_s += seconds
         self._counters.deactivation_seconds_mean = state.returns_s / self._counters.returns
-        told = {f"part_{name}": value for name, value in parts.items()}
         self._commands.report(
-            "handoff", now, event="return", seconds=seconds, step=self._trainer.step, **told
+            HandoffReport(now, event="return", seconds=seconds, step=self._trainer.step, parts=parts)
         )
         if self._trainer.status == "idle":
             self._report(now, "idle")
@@ -245,17 +246,17 @@ class ToggleManager:
         return tuple(row.gpu for row in self._gpus_table.of_zone("training"))
 
     def _report(self, now: float, activity: str, parts: dict[str, float] | None = None) -> None:
-        told = {f"part_{name}": value for name, value in (parts or {}).items()}
         self._commands.report(
-            "training",
-            now,
-            activity=activity,
-            incarnation=self._trainer.incarnation,
-            step=self._trainer.step,
-            lineage=self._trainer.lineage,
-            gpus=",".join(self._training_gpus()),
-            reason="",
-            **told,
+            TrainingReport(
+                now,
+                activity=activity,
+                incarnation=self._trainer.incarnation,
+                step=self._trainer.step,
+                lineage=self._trainer.lineage,
+                gpus=",".join(self._training_gpus()),
+                reason="",
+                parts=parts or {},
+            )
         )
 
 

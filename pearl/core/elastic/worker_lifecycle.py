@@ -20,6 +20,7 @@ from pearl.types.commands import (
 from pearl.types.config import Config
 from pearl.types.gpu_table import GpuTable
 from pearl.types.ids import Incarnation, OpId, Slot
+from pearl.types.reports import WorkerReport
 from pearl.types.weights import Version
 from pearl.types.worker_table import INACTIVE, WorkerRow, WorkerStatus, WorkerTable
 
@@ -86,7 +87,7 @@ class WorkerLifecycle:
         self._move(row, "switching", now)
 
     def set_role(self, row: WorkerRow, now: float) -> None:
-        """Of a worker that is not routable and has nothing to do."""
+        """Change the role of a worker that is not routable and idle."""
         row.op = self._commands.new_op()
         row.role = row.target_role
         if row.status != "switching":
@@ -121,7 +122,7 @@ class WorkerLifecycle:
         self._commands.emit(StopWorker(row.slot, row.incarnation, grace_s, reason))
 
     def end(self, row: WorkerRow, reason: str, now: float) -> None:
-        """Its processes are gone; its attempts have been taken over already."""
+        """Note that a worker's processes have exited; its attempts have been taken over already."""
         if row.status not in INACTIVE:
             self._gpus_table.free(row.gpus, row.slot)
         row.op = OpId(0)
@@ -133,18 +134,19 @@ class WorkerLifecycle:
         if to not in ("updating", "activating"):
             row.target = None
         self._commands.report(
-            "worker",
-            now,
-            slot=row.slot,
-            incarnation=row.incarnation,
-            role=row.role,
-            zone=row.zone,
-            activity=row.activity,
-            event=to,
-            version=None if row.version is None else row.version.step,
-            lineage=None if row.version is None else row.version.lineage,
-            gpus=",".join(row.gpus),
-            reason=reason,
+            WorkerReport(
+                now,
+                slot=row.slot,
+                incarnation=row.incarnation,
+                role=row.role,
+                zone=row.zone,
+                activity=row.activity,
+                event=to,
+                version=None if row.version is None else row.version.step,
+                lineage=None if row.version is None else row.version.lineage,
+                gpus=",".join(row.gpus),
+                reason=reason,
+            )
         )
 
     # outcomes; each returns whether it was still awaited

@@ -168,7 +168,8 @@ class Dispatcher:
     def _able(
         self, trajectory: Trajectory, rows: list[WorkerRow], evaluation: EvaluationRound | None
     ) -> list[WorkerRow]:
-        """Those that serve a version it may use. Nearly always all serve the same one, so it is judged once."""
+        """Return the workers that serve a version the trajectory may use. Nearly always all serve the same one, so
+        it is checked once."""
         able: list[WorkerRow] = []
         judged: Version | None = None
         may_use = False
@@ -191,7 +192,8 @@ class Dispatcher:
         return version.step >= trajectory.cohort - self._config.staleness_bound
 
     def _home(self, trajectory: Trajectory, rows: list[WorkerRow]) -> Slot | None:
-        """Where its prefix is, while that worker is there to be waited for and does the work of ``rows``."""
+        """Return the worker that holds the trajectory's prefix, while it is worth waiting for and does the work of
+        ``rows``."""
         if trajectory.home is None or not rows:
             return None
         row = self._table.current(trajectory.home, trajectory.prefix_incarnation)
@@ -200,7 +202,7 @@ class Dispatcher:
 
     @staticmethod
     def _cached(trajectory: Trajectory, row: WorkerRow) -> int:
-        """In the cache of the worker in whose slot it has its home."""
+        """Return how many tokens the worker has in its cache."""
         same = row.incarnation == trajectory.prefix_incarnation and row.version == trajectory.prefix_version
         return trajectory.cached_tokens if same else 0
 
@@ -257,7 +259,7 @@ class Dispatcher:
 
 
 def _distinct(versions: Iterable[Version | None]) -> list[Version | None]:
-    """In order; there are one or two of them."""
+    """Return the distinct values in order; there are one or two of them."""
     found: list[Version | None] = []
     for version in versions:
         if version not in found:

@@ -27,7 +27,7 @@ class EvaluationRound(msgspec.Struct):
 
     @property
     def reward_mean(self) -> float:
-        """Over tasks whose environment worked; 0.0 when none did."""
+        """Return the mean reward over tasks whose environment worked; 0.0 when none did."""
         counted = self.finished - self.masked
         return self.reward_sum / counted if counted else 0.0
 

@@ -1,9 +1,12 @@
 """The rollout half of the pipeline scheduler: from an opened episode to a finished trajectory.
 
 Invariants: a trajectory waits for at most one thing (an attempt or an environment op), and is ended or started again
-only when that thing has answered, so that what the core counts is what the token store holds. Every trajectory in
-flight is opening, ready, generating or stepping; each is finished exactly once.
+only when that thing has answered, so that what the core counts is what the token store holds; an environment's step
+alone is given up at the trajectory's deadline, for its answer reaches neither once its episode is closed. Every
+trajectory in flight is opening, ready, generating or stepping; each is finished exactly once.
 """
+
+import heapq
 
 import msgspec
 
@@ -27,6 +30,7 @@ from pearl.types.config import Config
 from pearl.types.counters import Counters
 from pearl.types.ids import OpId, PromptId, Slot, TrajectoryId
 from pearl.types.lineage import Lineages
+from pearl.types.reports import NoteReport
 from pearl.types.trajectory import FinishReason, Outcome, Turn
 from pearl.types.weights import Version
 from pearl.types.worker_table import WorkerRow, WorkerTable
@@ -34,6 +38,8 @@ from pearl.types.worker_table import WorkerRow, WorkerTable
 MAX_ATTEMPT_ERRORS = 5
 """Failed attempts of one trajectory in a row before it is masked: more than one bad worker can cause on its own,
 since a worker is replaced after three."""
+
+RESUMED = "the coordinator was restarted"
 
 
 class RolloutState(msgspec.Struct):
@@ -44,6 +50,9 @@ class RolloutState(msgspec.Struct):
     trajectories: dict[TrajectoryId, Trajectory] = msgspec.field(default_factory=dict)
     ops: dict[OpId, TrajectoryId] = msgspec.field(default_factory=dict)
     in_flight: int = 0
+    step_deadlines: list[tuple[float, OpId]] = msgspec.field(
+        default_factory=list
+    )  # a heap; of those that step
     evaluation: EvaluationRound | None = None
     dispatch: DispatchState = msgspec.field(default_factory=DispatchState)
 
@@ -117,6 +126,9 @@ class Rollout:
         if self.state.ops.pop(op, None) is None:
             self._counters.stale_events += 1
             return None
+        deadlines = self.state.step_deadlines
+        while deadlines and deadlines[0][1] not in self.state.ops:
+            heapq.heappop(deadlines)
         trajectory = self.state.trajectories[trajectory_id]
         trajectory.op = OpId(0)
         return trajectory
@@ -168,6 +180,8 @@ class Rollout:
         limit = self._config.environment.max_failures
         if trajectory.restart:
             self.restart(trajectory)
+        elif not event.charged:  # the restarts of the workers are what bounds this
+            self._interrupt(trajectory, f"environment {event.kind}")
         elif event.kind == "gone" and self.state.can_restore and trajectory.losses < limit:
             trajectory.losses += 1
             self._open_environment(trajectory)
@@ -177,6 +191,13 @@ class Rollout:
         else:
             self._finish(trajectory, Outcome.INFRASTRUCTURE)
 
+    def _interrupt(self, trajectory: Trajectory, reason: str) -> None:
+        """Go on after something that is not the trajectory's own fault, and is not counted against it."""
+        if self.state.can_restore or trajectory.turn < 1:
+            self._open_environment(trajectory)
+        else:
+            self.restart(trajectory, reason)
+
     def _note_failure(self, event: events.EpisodeFailed, now: float) -> None:
         """Tell the person of the 1st, 10th, 100th, ...: never silent, never a flood."""
         self._counters.environment_failures += 1
@@ -184,7 +205,7 @@ class Rollout:
         count = str(self._counters.environment_failures)
         if count.strip("0") == "1":
             text = f"environment failure {count} (trajectory {event.trajectory}): {self.state.last_failure}"
-            self._commands.report("note", now, text=text)
+            self._commands.report(NoteReport(now, text=text))
 
     def _continue(self, trajectory: Trajectory, now: float) -> None:
         """Queue the turn for a worker, when there is room for at least one more token."""
@@ -206,6 +227,8 @@ class Rollout:
         self._commands.emit(
             StepEpisode(op=op, trajectory=trajectory.id, turn=trajectory.turn, truncated=trajectory.truncated)
         )
+        left = max(0.0, self._config.rollout.trajectory_deadline_s - trajectory.spent_s)
+        heapq.heappush(self.state.step_deadlines, (now + left, op))
 
     # worker outcomes
 
@@ -261,7 +284,7 @@ class Rollout:
             self.dispatcher.push(trajectory, now)
 
     def on_worker_lost(self, slot: Slot, now: float) -> None:
-        """Its attempts go on elsewhere from the tokens they have streamed."""
+        """Continue a lost worker's attempts elsewhere from the tokens they have streamed."""
         row = self._table.rows[slot]
         for trajectory in self._attempts.lose(row, now):
             if trajectory.restart:
@@ -272,15 +295,40 @@ class Rollout:
                 self._interrupted(trajectory, now)
         assert row.running == 0, row
 
+    def next_deadline(self) -> float | None:
+        """May belong to something that has ended meanwhile; a Tick then finds nothing to do."""
+        found = [self.state.step_deadlines[0][0]] if self.state.step_deadlines else []
+        attempts = self.dispatcher.next_deadline()
+        return min(found if attempts is None else [*found, attempts], default=None)
+
     def on_tick(self, now: float) -> None:
+        self._end_late_steps(now)
         for identity in self.dispatcher.expired(now):
             trajectory = self.state.trajectories[identity]
             trajectory.expired = True
             self._attempts.abort(trajectory)
 
+    def _end_late_steps(self, now: float) -> None:
+        """End environment steps that run past their trajectory's deadline: closing the episode cancels them."""
+        deadlines = self.state.step_deadlines
+        while deadlines and (deadlines[0][0] <= now or deadlines[0][1] not in self.state.ops):
+            _, op = heapq.heappop(deadlines)
+            identity = self.state.ops.pop(op, None)
+            if identity is None:
+                continue
+            trajectory = self.state.trajectories[identity]
+            trajectory.op = OpId(0)
+            trajectory.spent_s += now - trajectory.since_s
+            trajectory.turns[-1].env_seconds += now - trajectory.since_s
+            if trajectory.restart:
+                self.restart(trajectory)
+            else:
+                self._finish(trajectory, Outcome.EXPIRED)
+
     def resume(self) -> None:
         """After a crash no environment lives and no op will answer. What was stored but never journalled is cut
-        off; an environment is opened again, with its turns replayed, when its trajectory needs it next."""
+        off; an environment is opened again, with its turns replayed, when its trajectory needs it next. Where turns
+        cannot be replayed, the trajectory begins again, which is no failure of its own."""
         self.state.ops.clear()
         trajectories = list(self.state.trajectories.values())
         for trajectory in trajectories:
@@ -291,7 +339,12 @@ class Rollout:
                 if trajectory.restart:
                     self.restart(trajectory)
                 else:
-                    self._open_environment(trajectory)
+                    self._interrupt(trajectory, RESUMED)
+            elif not self.state.can_restore and trajectory.turn >= 1:
+                if trajectory.phase == "ready":
+                    self.restart(trajectory, RESUMED)
+                elif trajectory.phase == "generating":
+                    trajectory.restart = RESUMED  # once the loss of its worker has been heard of
 
     # starting again and ending
 
@@ -313,7 +366,7 @@ class Rollout:
         self._close(trajectory)
 
     def restart_when_free(self, trajectory: Trajectory, reason: str) -> None:
-        """As ``restart``, after what it waits for has answered."""
+        """Restart a trajectory after what it waits for has answered."""
         if trajectory.phase == "ready":
             self.restart(trajectory, reason)
             return
@@ -322,7 +375,7 @@ class Rollout:
             self._attempts.abort(trajectory)
 
     def restart_mixed(self, version: Version) -> None:
-        """With partial rollout off, no trajectory goes on under other weights than it began with."""
+        """Restart trajectories that would continue under other weights than they began with (partial rollout off)."""
         for trajectory in list(self.state.trajectories.values()):
             begun = trajectory.end_version
             if (

@@ -16,6 +16,7 @@ from pearl.types.config import Config
 from pearl.types.counters import Counters
 from pearl.types.ids import Incarnation, OpId
 from pearl.types.lineage import Lineages
+from pearl.types.reports import NoteReport, StepReport, TrainingReport
 from pearl.types.trainer_state import TrainerState
 from pearl.types.trajectory import Outcome
 from pearl.types.weights import Version
@@ -58,14 +59,15 @@ class Training:
     def _report(self, now: float, activity: str, reason: str = "") -> None:
         state = self.state
         self._commands.report(
-            "training",
-            now,
-            activity=activity,
-            incarnation=state.incarnation,
-            step=state.step,
-            lineage=state.lineage,
-            gpus=",".join(f"local/{rank}" for rank in range(self._config.training.num_ranks)),
-            reason=reason,
+            TrainingReport(
+                now,
+                activity=activity,
+                incarnation=state.incarnation,
+                step=state.step,
+                lineage=state.lineage,
+                gpus=",".join(f"local/{rank}" for rank in range(self._config.training.num_ranks)),
+                reason=reason,
+            )
         )
 
     # outcomes
@@ -245,28 +247,30 @@ class Training:
         if state.step == 0:
             counters.reward_first = reward
         counters.reward_last = reward
-        own: dict[str, int | float | str | bool | None] = {
-            "step": state.step,
-            "lineage": state.lineage,
-            "seconds": seconds,
-            "train_seconds": now - state.train_began_s,
-            "reward_mean": reward,
-            "outcome_done": sum(t.outcome is Outcome.DONE for t in members),
-            "masked": len(members) - len(rewards),
-            "turns_mean": sum(len(t.turns) for t in members) / len(members),
-            "tokens_generated": generated,
-            "tokens_trained": trained,
-            "throughput_tokens_per_s": (generated + trained) / seconds if seconds > 0 else 0.0,
-            "max_staleness": max(staleness, default=0),
-            "mean_staleness": sum(staleness) / len(staleness) if staleness else 0.0,
-            "mean_token_age": _mean_token_age(members, state.step),
-            "max_logprob_gap": event.max_logprob_gap,
-            "logprob_gap_tokens": event.logprob_gap_tokens,
-            "checkpoint_step": event.checkpoint_step,
-            "weights_changed": event.checksum != state.checksum,
-        }
-        clash = {f"trainer_{k}" if k in own else k: v for k, v in event.metrics.items()}
-        self._commands.report("step", now, **own, **clash)
+        self._commands.report(
+            StepReport(
+                now,
+                step=state.step,
+                lineage=state.lineage,
+                seconds=seconds,
+                train_seconds=now - state.train_began_s,
+                reward_mean=reward,
+                outcome_done=sum(t.outcome is Outcome.DONE for t in members),
+                masked=len(members) - len(rewards),
+                turns_mean=sum(len(t.turns) for t in members) / len(members),
+                tokens_generated=generated,
+                tokens_trained=trained,
+                throughput_tokens_per_s=(generated + trained) / seconds if seconds > 0 else 0.0,
+                max_staleness=max(staleness, default=0),
+                mean_staleness=sum(staleness) / len(staleness) if staleness else 0.0,
+                mean_token_age=_mean_token_age(members, state.step),
+                max_logprob_gap=event.max_logprob_gap,
+                logprob_gap_tokens=event.logprob_gap_tokens,
+                checkpoint_step=event.checkpoint_step,
+                weights_changed=event.checksum != state.checksum,
+                metrics=event.metrics,
+            )
+        )
 
     def _note_unchanged(self, event: events.TrainFinished, now: float) -> None:
         if event.checksum == self.state.checksum:
@@ -274,7 +278,7 @@ class Training:
                 f"step {self.state.step} changed no weight: version {event.version} is version "
                 f"{self.state.version} again (nothing to learn from, or an update too small for the dtype)"
             )
-            self._commands.report("note", now, text=text)
+            self._commands.report(NoteReport(now, text=text))
 
     # the prompt ledger: every prompt of a trained step is used by exactly its group_size members
 
@@ -298,7 +302,7 @@ class Training:
                     lost += used < buffer.group_size
         return twice, lost
 
-    def _settle_ledger(self, step: int) -> None:
+    def _reconcile_ledger(self, step: int) -> None:
         twice, lost = self._ledger(step)
         self.state.prompts_trained_twice += twice
         self.state.prompts_lost += lost
@@ -309,7 +313,7 @@ class Training:
                     self.state.trained_members.pop(prompt, None)
 
     def _forget_before(self, step: int) -> None:
-        self._settle_ledger(step)
+        self._reconcile_ledger(step)
         rollout = self._rollout
         for trajectory in [t for t in rollout.state.trajectories.values() if t.phase == "trained"]:
             if trajectory.cohort < step:

@@ -151,7 +151,7 @@ class Exchange:
         return ids
 
     def _check_continues(self, request: ChatRequest) -> None:
-        """What is not built is refused, never trained as something else."""
+        """Refuse a request that does not continue the history: it is never trained as something else."""
         recorded, given = self._conversation.messages, request.messages
         for index, (old, new) in enumerate(zip(recorded, given, strict=False)):
             if not is_same(old, new):
@@ -227,7 +227,8 @@ class Exchange:
         opened.answered.set()
 
     def _visible(self, action: list[int], request: ChatRequest) -> tuple[str, Literal["", "stop", "length"]]:
-        """What the agent gets of the answer, and why that is not all. The context keeps all that was generated."""
+        """Return what the agent gets of the answer, and why that is not all. The context keeps all that was
+        generated."""
         text = self._chat.text_of(action)
         cut: Literal["", "stop", "length"] = ""
         if request.max_tokens is not None and len(action) > request.max_tokens:
@@ -244,7 +245,7 @@ class Exchange:
         self._changed.set()
 
     def close(self) -> None:
-        """Nothing more is answered; calls that wait get a TrajectoryEndedError. Harmless twice."""
+        """Answer nothing more; calls that wait get a TrajectoryEndedError. Repeated calls do nothing."""
         self._closed = True
         if self._open is not None:
             self._open.answered.set()

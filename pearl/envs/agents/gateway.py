@@ -98,7 +98,7 @@ class Gateway:
         return key
 
     def dismiss(self, key: str) -> None:
-        """From now on its calls are late. Harmless twice."""
+        """End a trajectory's key: from now on its calls are late. Repeated calls do nothing."""
         self._open.pop(key, None)
 
     # requests
@@ -163,7 +163,7 @@ class Gateway:
     async def _perform(
         self, trajectory: OpenTrajectory, call: Call, dialect: Dialect, body: Mapping[str, Any]
     ) -> None:
-        """Not tied to a connection: what is generated is kept for a retry."""
+        """Run a call without tying it to a connection: what is generated is kept for a retry."""
         try:
             call.completion = await trajectory.exchange.ask(dialect.read(body))
         except RequestError as error:

@@ -61,7 +61,7 @@ class _Harness:
         key = self._gateway.admit(self._exchange)
         try:
             async with Program(self._command, task, self._settings(key)) as program:
-                await self._outlive(program)
+                await self._wait_exited(program)
                 self._gateway.dismiss(key)
                 return await self._scored(task, program)
         finally:
@@ -79,8 +79,8 @@ class _Harness:
             "ANTHROPIC_MODEL": MODEL,
         }
 
-    async def _outlive(self, program: Program) -> None:
-        """Until it has ended, by itself or because it asks for what it cannot get."""
+    async def _wait_exited(self, program: Program) -> None:
+        """Wait until the program has ended, by itself or because it runs on after the model's last answer."""
         async with asyncio.TaskGroup() as group:
             limiting = group.create_task(self._end_when_halted(program), name="harness limit")
             await program.wait()

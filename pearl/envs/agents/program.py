@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from pearl.envs.agents import keeper
+from pearl.envs.sandbox import keeper
 from pearl.runtime.process_markers import GROUP_VARIABLE, RUN_VARIABLE
 
 MAX_OUTPUT_BYTES = 64 << 10
@@ -59,6 +59,7 @@ class Program:
                 "-S",
                 keeper.__file__,
                 str(os.getpid()),
+                self._temporary.name,
                 *self._command,
                 cwd=work,
                 env={**inherited, **own, **self._settings},
@@ -87,7 +88,7 @@ class Program:
         return code if code >= 0 else 128 - code
 
     async def wait(self) -> None:
-        """Until the program has ended, and with it everything that it started."""
+        """Wait until the program has ended, and with it everything that it started."""
         assert self._process.stdout is not None
         while block := await self._process.stdout.read(1 << 16):
             self._output += block

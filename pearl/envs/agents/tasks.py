@@ -22,11 +22,8 @@ TASK_OPTIONS = ("tasks", "evaluation_tasks")
 
 
 def load_tasks(options: Mapping[str, object], function: Callable[[Split], Sequence[Any]] | None) -> TaskSets:
-    """Those of ``environment.options.tasks`` and ``.evaluation_tasks``; the function gives what they do not.
-
-    Raises:
-        ValueError: there are none for training, or a file cannot be read.
-    """
+    """Load the tasks of ``environment.options.tasks`` and ``.evaluation_tasks``; the function gives what they do
+    not."""
     train = _read(options, "tasks", function, "train")
     if not train:
         raise ValueError(

@@ -127,7 +127,8 @@ class Chat:
 
 
 def _opening(messages: Sequence[Message]) -> list[Message]:
-    """Up to the first user's message: what follows an answer depends on no more of what was before it."""
+    """Return the text up to the first user's message: what follows an answer depends on no more of what was before
+    it."""
     for index, message in enumerate(messages):
         if message["role"] == "user":
             return list(messages[: index + 1])

@@ -82,7 +82,7 @@ class Conversation:
         return self._chat.follow_up(self.messages, new, self.tools, ended=self._ended)
 
     def failure_message(self, failure: str) -> Message:
-        """What the model is shown when a tool call of its answer could not be read."""
+        """Return what the model is shown when a tool call of its answer could not be read."""
         content = f"Error: {failure}."
         if "tool after a bad call" in self._refused or self._chat.tool_format == "none":
             return {"role": "user", "content": content}

@@ -48,7 +48,7 @@ def clean(text: str) -> str:
 
 
 def for_template(message: Message) -> Message:
-    """As chat templates take it: the arguments of tool calls are objects there, not JSON text."""
+    """Convert messages for chat templates: the arguments of tool calls are objects there, not JSON text."""
     if "tool_calls" not in message:
         return message
     return message | {"tool_calls": [_with_object(call) for call in message["tool_calls"]]}

@@ -60,7 +60,7 @@ def _reads_back(form: ToolFormat, written: str) -> bool:
 
 
 def _written_call(template: ChatTemplate, tokenizer: TextTokenizer) -> str:
-    """What the template makes of an answer that calls a tool; "" when it shows nothing of it."""
+    """Return what the template makes of an answer that calls a tool; "" when it shows nothing of it."""
     chat = Chat(tokenizer, template, "none")
     messages = [_user(0), _calling(0)]
     try:

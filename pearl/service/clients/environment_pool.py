@@ -17,6 +17,7 @@ from pearl.runtime.supervisor import RestartLimit
 from pearl.runtime.token_store import TokenStore
 from pearl.service.loop.inbox import EnvironmentResult, Inbox
 from pearl.service.processes.process_manager import Loss, ManagedProcess, ProcessManager
+from pearl.service.suspicion import DEATHS_TO_REFUSE, Suspicion
 from pearl.types import commands, events
 from pearl.types.config import Config
 from pearl.types.ids import OpId, TrajectoryId
@@ -36,6 +37,7 @@ class Episode(msgspec.Struct, eq=False):
 
     trajectory: TrajectoryId
     op: OpId
+    task: str  # as it is called where it is blamed; "" = not known
     peer: str = ""  # the worker it is bound to
 
 
@@ -62,6 +64,8 @@ class EnvironmentPool:
         self._load: dict[str, int] = {}  # episodes a living worker
         self._up = asyncio.Event()
         self._episodes: dict[TrajectoryId, Episode] = {}
+        self._suspicion = Suspicion()
+        self._suspects: dict[str, asyncio.Lock] = {}  # a worker; held while a suspect is asked something
 
     # workers
 
@@ -70,27 +74,34 @@ class EnvironmentPool:
         runtime = self._config.runtime
         loop = asyncio.get_running_loop()
         restarts = RestartLimit(runtime.max_restarts, runtime.restart_window_s)
+        # Deaths with a culprit are bounded by its refusal; so are those of many culprits together.
+        by_tasks = RestartLimit(DEATHS_TO_REFUSE * runtime.max_restarts, runtime.restart_window_s)
         incarnation = 0
         while True:
             incarnation += 1
             process = make_life(incarnation)
-            loss = await self._live(process)
+            loss, guilty = await self._live(process)
             where = f"{loss.reason}. Its log is in {process.log_directory}"
             if incarnation == 1 and not process.greeted.done():
                 return f"environment worker {process.slot} did not start: {where}"
-            if not restarts.allows(loop.time()):
-                window = f"{runtime.max_restarts} restarts within {runtime.restart_window_s:.0f} s"
-                return f"environment worker {process.slot} died after {window}: {where}"
-            say(f"environment worker {process.slot}: {loss.reason}; starting again")
+            limit = by_tasks if guilty else restarts
+            if not limit.allows(loop.time()):
+                window = f"{limit.max_restarts} restarts within {runtime.restart_window_s:.0f} s"
+                culprits = f"; {named}" if (named := self._suspicion.described()) else ""
+                return f"environment worker {process.slot} died after {window}: {where}{culprits}"
+            under = f" under task {guilty}" if guilty else ""
+            say(f"environment worker {process.slot} died{under}: {loss.reason}; starting again")
 
-    async def _live(self, process: ManagedProcess) -> Loss:
+    async def _live(self, process: ManagedProcess) -> tuple[Loss, str]:
+        """Run one environment worker; returns how it ended, and the task that is to blame for that, if any is."""
         if await self._processes.start(process) is not None:
             self._load[process.name] = 0
             self._logs[process.name] = process.log_directory
             self._up.set()
         loss = await self._processes.wait_exited(process)
         self._load.pop(process.name, None)
-        return loss
+        self._suspects.pop(process.name, None)
+        return loss, self._suspicion.judge(process.name)
 
     async def describe(self) -> messages.DescribeReply:
         described: messages.DescribeReply = await self._ask_any(messages.Describe(), messages.DescribeReply)
@@ -121,13 +132,14 @@ class EnvironmentPool:
 
     def open(self, command: commands.OpenEpisode) -> None:
         self.close(command.trajectory)
-        episode = self._episodes[command.trajectory] = Episode(command.trajectory, command.op)
+        task = f"{command.task} ({'evaluation' if command.evaluation else 'train'})"
+        episode = self._episodes[command.trajectory] = Episode(command.trajectory, command.op, task)
         self._spawn(f"OpenEpisode {command.op}", self._open(command, episode))
 
     def step(self, command: commands.StepEpisode) -> None:
         episode = self._episodes.get(command.trajectory)
         if episode is None:
-            episode = self._episodes[command.trajectory] = Episode(command.trajectory, command.op)
+            episode = self._episodes[command.trajectory] = Episode(command.trajectory, command.op, "")
         episode.op = command.op
         action = self._store.view(command.trajectory).actions[command.turn]
         self._spawn(f"StepEpisode {command.op}", self._step(command, episode, action))
@@ -171,13 +183,16 @@ class EnvironmentPool:
                 observations,
             )
             limit_s = limits.reset_timeout_s + command.turns * limits.step_timeout_s
-            outcome = await self._ask(episode, request, messages.OpenEpisodeReply, limit_s)
+            limit_s = min(limit_s, self._config.rollout.trajectory_deadline_s)
+            outcome, charged = await self._ask(
+                episode, command.op, request, messages.OpenEpisodeReply, limit_s
+            )
         else:
-            outcome = messages.EpisodeFailed("gone", "there is no environment worker")
+            outcome, charged = messages.EpisodeFailed("gone", "there is no environment worker"), True
         if not self._is_current(episode):
             self._tell_closed(episode)  # again: the first may have overtaken the opening
         elif isinstance(outcome, messages.EpisodeFailed):
-            await self._failed(episode, command.op, outcome)
+            await self._failed(episode, command.op, outcome, charged)
         else:
             event = events.EpisodeOpened(
                 command.op, command.trajectory, len(outcome.ids) // 4, outcome.seconds
@@ -186,10 +201,10 @@ class EnvironmentPool:
 
     async def _step(self, command: commands.StepEpisode, episode: Episode, action: bytes) -> None:
         request = messages.StepEpisode(command.trajectory, command.turn, action, command.truncated)
-        limit_s = self._config.environment.step_timeout_s
-        outcome = await self._ask(episode, request, messages.StepEpisodeReply, limit_s)
+        limit_s = min(self._config.environment.step_timeout_s, self._config.rollout.trajectory_deadline_s)
+        outcome, charged = await self._ask(episode, command.op, request, messages.StepEpisodeReply, limit_s)
         if isinstance(outcome, messages.EpisodeFailed):
-            await self._failed(episode, command.op, outcome)
+            await self._failed(episode, command.op, outcome, charged)
             return
         event = events.EpisodeStepped(
             command.op,
@@ -202,7 +217,7 @@ class EnvironmentPool:
         await self._inbox.put(EnvironmentResult(event, command.turn, outcome.observation))
 
     async def _bind(self, episode: Episode) -> bool:
-        """To the worker with the fewest episodes; waits for one to come up. False when none does."""
+        """Bind the episode to the worker with the fewest; waits for one to come up. False when none does."""
         try:
             async with asyncio.timeout(self._config.runtime.start_timeout_s):
                 episode.peer = await self._least_loaded()
@@ -224,28 +239,54 @@ class EnvironmentPool:
         view = self._store.view(command.trajectory)
         return view.actions[: command.turns], view.observations[: command.turns]
 
-    async def _ask(self, episode: Episode, request: Any, reply_type: type[Any], limit_s: float) -> Any:
-        """The reply, or the failure that stands for it."""
-        if episode.peer not in self._load:
-            return messages.EpisodeFailed("gone", "its environment worker is gone")
-        try:
-            reply = await self._server.call(episode.peer, request, deadline_s=limit_s + ANSWER_MARGIN_S)
-        except PeerGoneError as error:
-            return messages.EpisodeFailed("gone", str(error))
-        except TimeoutError:
-            return messages.EpisodeFailed("timeout", f"no answer within {limit_s + ANSWER_MARGIN_S:g} s")
-        except (QueueFullError, RemoteError) as error:
-            return messages.EpisodeFailed("error", str(error))
-        if isinstance(reply, reply_type | messages.EpisodeFailed):
-            return reply
-        return messages.EpisodeFailed("error", f"answered {type(reply).__name__}")
+    async def _ask(
+        self, episode: Episode, op: OpId, request: Any, reply_type: type[Any], limit_s: float
+    ) -> tuple[Any, bool]:
+        """The reply, or the failure that stands for it; and whether a failure is held against the trajectory."""
+        if refusal := self._suspicion.refusal(episode.task):
+            return messages.EpisodeFailed("error", refusal), True
+        if not self._suspicion.must_be_alone(episode.task):
+            return await self._ask_now(episode, op, request, reply_type, limit_s)
+        async with self._suspects.setdefault(episode.peer, asyncio.Lock()):
+            if not self._is_current(episode):
+                return messages.EpisodeFailed("gone", "it was closed meanwhile"), False
+            return await self._ask_now(episode, op, request, reply_type, limit_s)
 
-    async def _failed(self, episode: Episode, op: OpId, failure: messages.EpisodeFailed) -> None:
+    async def _ask_now(
+        self, episode: Episode, op: OpId, request: Any, reply_type: type[Any], limit_s: float
+    ) -> tuple[Any, bool]:
+        peer = episode.peer
+        if peer not in self._load:  # it died while this episode was asked nothing
+            return messages.EpisodeFailed("gone", "its environment worker is gone"), not peer
+        kind = type(request).__name__
+        self._suspicion.begin(peer, op, episode.task, kind)
+        try:
+            reply = await self._server.call(peer, request, deadline_s=limit_s + ANSWER_MARGIN_S)
+        except PeerGoneError as error:
+            charged = self._suspicion.is_blamed(peer, op)
+            reason = f"{error}, under task {episode.task}" if charged else str(error)
+            return messages.EpisodeFailed("gone", reason), charged
+        except TimeoutError:
+            text = f"no answer within {limit_s + ANSWER_MARGIN_S:g} s"
+            return messages.EpisodeFailed("timeout", text), True
+        except (QueueFullError, RemoteError) as error:
+            return messages.EpisodeFailed("error", str(error)), True
+        finally:
+            self._suspicion.end(peer, op)
+        self._suspicion.answered(episode.task, kind)
+        if isinstance(reply, reply_type | messages.EpisodeFailed):
+            return reply, True
+        return messages.EpisodeFailed("error", f"answered {type(reply).__name__}"), True
+
+    async def _failed(
+        self, episode: Episode, op: OpId, failure: messages.EpisodeFailed, charged: bool
+    ) -> None:
         log.warning("episode %d: %s: %s", episode.trajectory, failure.kind, failure.reason)
         self._say_where(episode, failure)
         if self._is_current(episode):
             self.close(episode.trajectory)  # the core takes a failed episode for closed
-        await self._inbox.put(events.EpisodeFailed(op, episode.trajectory, failure.kind, failure.reason))
+        event = events.EpisodeFailed(op, episode.trajectory, failure.kind, failure.reason, charged)
+        await self._inbox.put(event)
 
     def _say_where(self, episode: Episode, failure: messages.EpisodeFailed) -> None:
         """Once a worker: its log has the traceback of each different failure, the core says how often there are any."""

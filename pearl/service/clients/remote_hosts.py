@@ -17,7 +17,7 @@ from pearl.service.processes.process_specs import ProcessSpecs
 from pearl.types.config import ElasticConfig
 from pearl.types.events import GpusArrived, GpusReclaimed, HostLost
 from pearl.types.ids import GpuId
-from pearl.types.messages.control import AgentReport, GpusReturned, Notice
+from pearl.types.messages.control import MAX_RUN_GPUS, AgentReport, GpusReturned, Notice
 
 log = logging.getLogger(__name__)
 
@@ -50,13 +50,13 @@ class RemoteHosts:
         self._hosts: dict[str, Host] = {}
 
     def hosts(self) -> set[str]:
-        """On which something can be started now."""
+        """Return the hosts on which something can be started now."""
         return {LOCAL_HOST} | {host.name for host in self._hosts.values() if not host.is_leaving}
 
     # what agents say
 
     def joined(self, agent: str) -> None:
-        """It said hello; what it has to offer follows."""
+        """Note an agent's hello; its report follows."""
         self._watch.add(agent, lambda reason: self.lose(agent, reason))
 
     def report(self, agent: str, report: AgentReport) -> None:
@@ -77,7 +77,7 @@ class RemoteHosts:
         self._inbox.put_urgent(GpusArrived(gpus))
 
     def notice(self, agent: str, notice: Notice) -> None:
-        """Its GPUs are reclaimed; those that nobody uses are returned right away."""
+        """Reclaim the agent's GPUs; those that nobody uses are returned right away."""
         host = self._of(agent)
         if host is None:
             return
@@ -87,7 +87,7 @@ class RemoteHosts:
         self._inbox.put_urgent(HostNotice(event, self.return_gpus))
 
     def lose(self, agent: str, reason: str) -> None:
-        """It is gone; nothing happens when it was given up before."""
+        """Note that an agent is gone; does nothing when it was given up before."""
         self._watch.remove(agent)
         self._server.drop(agent, reason)
         host = self._of(agent)
@@ -100,11 +100,8 @@ class RemoteHosts:
         self._processes.lose_agent(host.name, f"its host {host.name} has left: {reason}")
 
     def _make_way(self, old: Host, agent: str) -> None:
-        """For the same agent in a new life, or another one where the old has no connection any more.
-
-        Raises:
-            ValueError: the old one is there.
-        """
+        """Drop the former connection of the same agent, or of another one with its name that has no connection any
+        more."""
         hello = self._server.hello(old.agent)
         if hello.slot != self._server.hello(agent).slot and self._server.is_connected(old.agent):
             raise ValueError(
@@ -122,11 +119,22 @@ class RemoteHosts:
             raise ValueError(f'"{host}" cannot be the name of a host that joins: choose another with --host')
         if not report.preemptible:
             raise ValueError(f"host {host} is not preemptible; only the coordinator's own host is not")
+        ours = self._server.installation
+        if ours is not None and report.model != ours.model:
+            raise ValueError(
+                f"the model's files are {report.model or 'not known'} on host {host}, {ours.model} here: both need the "
+                "same model under the same path"
+            )
         names = [gpu.gpu for gpu in report.gpus]
         if not names:
             raise ValueError(f"host {host} has no GPUs: give it stand-ins with --virtual-gpus N")
+        others = sum(len(other.gpus) for other in self._hosts.values() if other.name != host)
+        if others + len(names) > MAX_RUN_GPUS:
+            raise ValueError(
+                f"the run has {others} GPUs of other hosts; with {len(names)} more it has over {MAX_RUN_GPUS}"
+            )
         if len(set(names)) < len(names) or any(name.rpartition("/")[0] != host for name in names):
-            raise ValueError(f"host {host} names its GPUs wrongly: {', '.join(names)}")
+            raise ValueError(f"host {host} names its GPUs wrongly: {', '.join(names[:8])}")
 
     def _of(self, agent: str) -> Host | None:
         return next((host for host in self._hosts.values() if host.agent == agent), None)
@@ -134,7 +142,7 @@ class RemoteHosts:
     # what agents are told
 
     def return_gpus(self, gpus: Sequence[GpuId]) -> None:
-        """Nothing of the run uses them any more."""
+        """Confirm to the agent that nothing of the run uses its GPUs any more."""
         for host in self._hosts.values():
             mine = tuple(gpu for gpu in host.gpus if gpu in gpus)
             if not mine:

@@ -68,10 +68,10 @@ class RolloutWorkers:
         loss = await self._processes.wait_exited(process)
         self._kv_addresses.pop(process.name, None)
         # TokenIngest that came before are in front of it in the inbox; later ones are old.
-        await self._inbox.put(events.WorkerLost(slot, incarnation, loss.reason, loss.counter))
+        await self._inbox.put(events.WorkerLost(slot, incarnation, loss.reason, loss.counter, loss.is_final))
 
     def stop(self, command: commands.StopWorker) -> None:
-        """Its process's task tells the loss; a worker that is gone already has had its loss told."""
+        """Stop a worker. Its process's task reports the loss; one that has exited already was reported."""
         process = self._processes.find("rollout", command.slot, command.incarnation)
         if process is not None:
             process.terminate(command.reason, command.grace_s)

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any, TypeVar
 
+from pearl.runtime.errors import FinalError
 from pearl.runtime.rpc_server import PeerGoneError, QueueFullError, RemoteError, RpcServer
 from pearl.runtime.token_store import TokenStore
 from pearl.service.clients.environment_pool import DEMONSTRATIONS_PER_ASK, EnvironmentPool
@@ -73,7 +74,7 @@ class TrainingClient:
             self._spawn(f"StartTraining {command.incarnation}", self._prepare(command, process))
         loss = await self._processes.wait_exited(process)
         self.snapshot = None
-        await self._inbox.put(events.TrainerLost(command.incarnation, loss.reason))
+        await self._inbox.put(events.TrainerLost(command.incarnation, loss.reason, loss.is_final))
 
     def stop(self, command: commands.StopTrainer) -> None:
         process = self._processes.find("training", 0, command.incarnation)
@@ -108,7 +109,9 @@ class TrainingClient:
                 process.name, request, deadline_s=limit_s, reply_type=messages.StartTrainingReply
             )
         except Failures as error:
-            process.terminate(f"did not start training: {error}")
+            is_final = isinstance(error, RemoteError) and error.kind == FinalError.__name__
+            text = error.text if isinstance(error, RemoteError) and is_final else str(error)
+            process.terminate(f"did not start training: {text}", is_final=is_final)
             return
         self.snapshot = snapshot = reply.snapshot
         text = " ".join(f"{name} {value:.4g}" for name, value in sorted(reply.metrics.items()))

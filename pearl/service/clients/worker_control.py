@@ -51,8 +51,8 @@ class WorkerControl:
         self._config = config
         self._server = server
         self._inbox = inbox
-        self._condemn = terminate
-        self._settle = await_liveness_known
+        self._terminate = terminate
+        self._await_liveness_known = await_liveness_known
         self._spawn = spawn
         # Until one engine has been compared, each is, so that no token comes before the first comparison.
         self._is_comparing = config.agreement.at_start and config.rollout.engine != "emulated"
@@ -78,7 +78,7 @@ class WorkerControl:
         if isinstance(outcome, Failure):
             if outcome.source_lost:
                 # A world's loss is to be known before what comes of it, which is no worker's fault.
-                await self._settle(snapshot)
+                await self._await_liveness_known(snapshot)
             name = f"{type(command).__name__} of {peer_name(slot, incarnation)}"
             log.warning("%s to %s failed: %s", name, command.version, outcome.reason)
             await self._inbox.put(
@@ -140,10 +140,10 @@ class WorkerControl:
             )
         except TimeoutError:
             limit = f"elastic.release_limit_s = {command.limit_s:g} s"
-            self._condemn(slot, incarnation, f"did not let go of its memory within {limit}")
+            self._terminate(slot, incarnation, f"did not let go of its memory within {limit}")
             return
         except (PeerGoneError, QueueFullError, RemoteError) as error:
-            self._condemn(slot, incarnation, f"did not let go of its memory: {error}")
+            self._terminate(slot, incarnation, f"did not let go of its memory: {error}")
             return
         seconds = self._server.clock.now() - began
         # Its attempts' last frames came before the answer and must be in front of the event too.
@@ -167,10 +167,10 @@ class WorkerControl:
                 peer_name(slot, incarnation), request, deadline_s=limit_s, reply_type=messages.SetRoleReply
             )
         except (TimeoutError, PeerGoneError, QueueFullError, RemoteError) as error:
-            self._condemn(slot, incarnation, f"did not become a {command.role} worker: {error}")
+            self._terminate(slot, incarnation, f"did not become a {command.role} worker: {error}")
             return
         if reply.role != command.role:
-            self._condemn(slot, incarnation, f"became a {reply.role} worker, not a {command.role} one")
+            self._terminate(slot, incarnation, f"became a {reply.role} worker, not a {command.role} one")
             return
         await self._server.caught_up()
         await self._inbox.put(events.RoleSet(command.op, slot, incarnation, self._server.clock.now() - began))

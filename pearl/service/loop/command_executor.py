@@ -1,7 +1,5 @@
 """Performs the core's commands. Those with an outcome become a task each; the rest are done on return."""
 
-from typing import assert_never
-
 from pearl.runtime.token_store import TokenStore
 from pearl.runtime.wal import DamagedError
 from pearl.service.clients.environment_pool import EnvironmentPool
@@ -13,6 +11,7 @@ from pearl.service.console import Console
 from pearl.service.loop.token_ingest import TokenIngest
 from pearl.service.run_files import RunFiles
 from pearl.types import commands
+from pearl.types.command_handler import dispatch
 from pearl.types.commands import AnyCommand
 from pearl.types.ids import TrajectoryId
 
@@ -43,76 +42,40 @@ class CommandExecutor:
         self._files = files
         self._console = console
         self._kept: set[int] = set()  # trajectories that a resume has named
-        self.finish: commands.Finish | None = None  # once the core has given it
+        self.finished: commands.Finish | None = None  # once the core has given it
 
     def perform(self, command: AnyCommand) -> None:
-        match command:
-            case commands.Generate():
-                self._workers.generate(command)
-            case commands.Abort():
-                self._workers.abort(command.slot, command.incarnation, command.attempt)
-            case commands.OpenEpisode():
-                self._environments.open(command)
-            case commands.StepEpisode():
-                self._environments.step(command)
-            case commands.CloseEpisode():
-                self._environments.close(command.trajectory)
-            case commands.VoidTokens():
-                self._release(command.trajectory)
-                self._store.restart(command.trajectory)
-            case commands.TruncateTokens():
-                self._truncate(command)
-            case commands.ForgetTokens():
-                self._release(command.trajectory)
-                self._store.forget(command.trajectory)
-            case commands.StartWorker():
-                self._workers.start(command)
-            case commands.StopWorker():
-                self._workers.stop(command)
-            case commands.UpdateWeights():
-                self._worker_control.update(command, self._trainer.snapshot)
-            case commands.Interrupt():
-                self._workers.interrupt(command)
-            case commands.ReleaseWorker():
-                self._worker_control.release(command)
-            case commands.ActivateWorker():
-                self._worker_control.activate(command, self._trainer.snapshot)
-            case commands.SetRole():
-                self._worker_control.set_role(command)
-            case commands.OffloadTraining():
-                self._trainer.offload(command)
-            case commands.RestoreTraining():
-                self._trainer.restore(command)
-            case commands.ReturnGpus():
-                self._agents.return_gpus(command.gpus)
-            case commands.StartTrainer():
-                self._trainer.start(command)
-            case commands.Train():
-                self._trainer.train(command)
-            case commands.StopTrainer():
-                self._trainer.stop(command)
-            case commands.RecordTrajectory():
-                self._files.trajectory(command.record)
-            case commands.Report():
-                self._files.report(command)
-                self._console.report(command)
-            case commands.Finish():
-                self.finish = command
-            case _:
-                assert_never(command)
+        dispatch(command, self)
 
-    def _release(self, trajectory: TrajectoryId) -> None:
-        """What is still on its way for the trajectory must not reach its next tokens."""
-        self._frames.release(trajectory)
-        self._environments.close(trajectory)
+    def start_worker(self, command: commands.StartWorker) -> None:
+        self._workers.start(command)
 
-    def forget_the_rest(self) -> None:
-        """After a resume has named all that lives: forget what was to be forgotten when the crash came."""
-        for trajectory in self._store.trajectories():
-            if trajectory not in self._kept:
-                self._store.forget(trajectory)
+    def stop_worker(self, command: commands.StopWorker) -> None:
+        self._workers.stop(command)
 
-    def _truncate(self, command: commands.TruncateTokens) -> None:
+    def update_weights(self, command: commands.UpdateWeights) -> None:
+        self._worker_control.update(command, self._trainer.snapshot)
+
+    def generate(self, command: commands.Generate) -> None:
+        self._workers.generate(command)
+
+    def abort(self, command: commands.Abort) -> None:
+        self._workers.abort(command.slot, command.incarnation, command.attempt)
+
+    def open_episode(self, command: commands.OpenEpisode) -> None:
+        self._environments.open(command)
+
+    def step_episode(self, command: commands.StepEpisode) -> None:
+        self._environments.step(command)
+
+    def close_episode(self, command: commands.CloseEpisode) -> None:
+        self._environments.close(command.trajectory)
+
+    def void_tokens(self, command: commands.VoidTokens) -> None:
+        self._release(command.trajectory)
+        self._store.restart(command.trajectory)
+
+    def truncate_tokens(self, command: commands.TruncateTokens) -> None:
         self._kept.add(command.trajectory)
         there = self._store.length(command.trajectory)
         if there < command.tokens:
@@ -122,3 +85,58 @@ class CommandExecutor:
             )
         if there > command.tokens:
             self._store.truncate(command.trajectory, command.tokens)
+
+    def forget_tokens(self, command: commands.ForgetTokens) -> None:
+        self._release(command.trajectory)
+        self._store.forget(command.trajectory)
+
+    def start_trainer(self, command: commands.StartTrainer) -> None:
+        self._trainer.start(command)
+
+    def train(self, command: commands.Train) -> None:
+        self._trainer.train(command)
+
+    def interrupt(self, command: commands.Interrupt) -> None:
+        self._workers.interrupt(command)
+
+    def set_role(self, command: commands.SetRole) -> None:
+        self._worker_control.set_role(command)
+
+    def release_worker(self, command: commands.ReleaseWorker) -> None:
+        self._worker_control.release(command)
+
+    def activate_worker(self, command: commands.ActivateWorker) -> None:
+        self._worker_control.activate(command, self._trainer.snapshot)
+
+    def offload_training(self, command: commands.OffloadTraining) -> None:
+        self._trainer.offload(command)
+
+    def restore_training(self, command: commands.RestoreTraining) -> None:
+        self._trainer.restore(command)
+
+    def return_gpus(self, command: commands.ReturnGpus) -> None:
+        self._agents.return_gpus(command.gpus)
+
+    def stop_trainer(self, command: commands.StopTrainer) -> None:
+        self._trainer.stop(command)
+
+    def record_trajectory(self, command: commands.RecordTrajectory) -> None:
+        self._files.trajectory(command.record)
+
+    def report(self, command: commands.Report) -> None:
+        self._files.report(command)
+        self._console.report(command.report)
+
+    def finish(self, command: commands.Finish) -> None:
+        self.finished = command
+
+    def _release(self, trajectory: TrajectoryId) -> None:
+        """Drop what is still under way for the trajectory: it must not reach its next tokens."""
+        self._frames.release(trajectory)
+        self._environments.close(trajectory)
+
+    def forget_the_rest(self) -> None:
+        """After a resume has named all that lives: forget what was to be forgotten when the crash came."""
+        for trajectory in self._store.trajectories():
+            if trajectory not in self._kept:
+                self._store.forget(trajectory)

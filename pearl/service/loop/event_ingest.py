@@ -17,7 +17,7 @@ from pearl.service.loop.preemption import Preemption
 from pearl.service.loop.token_ingest import BrokenFrameError, TokenIngest
 from pearl.types import events
 from pearl.types.ids import AttemptId, Incarnation, Slot
-from pearl.types.messages.environment import EnvironmentFailure
+from pearl.types.messages.environment import MAX_REWARD, EnvironmentFailure
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class EventIngest:
         self._vocabulary_size = vocabulary_size
         self._clock = clock
         self._error_log = RateLimitedLogger(log, period_s=5.0)
-        self._condemn = terminate
+        self._terminate = terminate
         self._abort = abort
 
     def to_event(self, item: Item) -> events.AnyEvent | None:
@@ -73,7 +73,7 @@ class EventIngest:
             event, ended = self._frames.take(*frame)
         except BrokenFrameError as error:
             self._frames.close_worker(frame.slot, frame.incarnation)
-            self._condemn(frame.slot, frame.incarnation, f"broke the protocol: {error}")
+            self._terminate(frame.slot, frame.incarnation, f"broke the protocol: {error}")
             return None
         for attempt in ended:
             self._abort(frame.slot, frame.incarnation, attempt)
@@ -94,6 +94,10 @@ class EventIngest:
         if not _are_ids(item.ids, self._vocabulary_size):
             return self._refused(item, "error", f"ids outside the vocabulary of {self._vocabulary_size}")
         if isinstance(event, events.EpisodeStepped):
+            if not abs(event.reward) <= MAX_REWARD:  # NaN included
+                return self._refused(
+                    item, "error", f"a reward of {event.reward:g}, magnitudes go up to {MAX_REWARD:g}"
+                )
             self._store.append(event.trajectory, "observation", item.turn, item.ids)
             return event
         if not item.ids:

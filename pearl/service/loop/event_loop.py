@@ -38,7 +38,7 @@ class EventLoop:
         core: Coordinator,
         clock: RunClock,
         inbox: Inbox,
-        admission: EventIngest,
+        ingest: EventIngest,
         executor: CommandExecutor,
         store: TokenStore,
         journal: Journal,
@@ -47,7 +47,7 @@ class EventLoop:
         self._core = core
         self._clock = clock
         self._inbox = inbox
-        self._ingest = admission
+        self._ingest = ingest
         self._executor = executor
         self._store = store
         self._journal = journal
@@ -56,12 +56,12 @@ class EventLoop:
         self._commands: list[AnyCommand] = []
 
     async def run(self) -> Finish:
-        """Until the core's Finish. After an OSError (disk full, say) the run must end."""
-        while self._executor.finish is None:
+        """Run until the core's Finish. After an OSError (disk full, say) the run must end."""
+        while self._executor.finished is None:
             self.handle(await self._inbox.take(self._until_wakeup(), BATCH_ITEMS))
             # The sockets' turn: what is urgent comes in, and is done, between two batches.
             await asyncio.sleep(0)
-        return self._executor.finish
+        return self._executor.finished
 
     def _until_wakeup(self) -> float | None:
         due = self._core.next_wakeup()
@@ -95,6 +95,6 @@ class EventLoop:
         for command in commands:
             self._executor.perform(command)
         self._files.flush()
-        if self._journal.wants_snapshot and self._executor.finish is None:
+        if self._journal.wants_snapshot and self._executor.finished is None:
             self._files.save_offsets(self._journal.num_entries, self._clock.now())
             self._journal.roll(self._core.snapshot())

@@ -49,7 +49,7 @@ class Preemption:
         return GpusReclaimed(self._reclaimed(request), request.grace_s, reason)
 
     def unused(self, gpus: Sequence[GpuId]) -> tuple[GpuId, ...]:
-        """Those of them that the run does not have."""
+        """Return the GPUs that the run does not have."""
         there = {row.gpu for row in self._table() if row.present}
         return tuple(gpu for gpu in gpus if gpu not in there)
 

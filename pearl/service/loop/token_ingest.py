@@ -148,7 +148,8 @@ class TokenIngest:
         return TokenDelta(AttemptId(delta.attempt), count, runs, delta.prefilled_tokens, finish, error)
 
     def _good_tokens(self, delta: AttemptDelta) -> tuple[int, str]:
-        """How many of the delta's tokens come before the first bad one, and what is wrong with that ("" = nothing)."""
+        """Return how many of the delta's tokens come before the first bad one, and what is wrong with that (""
+        when none is)."""
         ids, logprobs = memoryview(delta.ids).cast("i"), memoryview(delta.logprobs).cast("f")
         for index, (token, logprob) in enumerate(zip(ids, logprobs, strict=True)):
             if not math.isfinite(logprob):
@@ -159,7 +160,7 @@ class TokenIngest:
 
 
 def iteration_sums_of(iterations: Sequence[IterationStat]) -> IterationSums | None:
-    """Over the iterations that decoded or prefilled and whose numbers can be true; None when there are none."""
+    """Sum up the iterations that decoded or prefilled and whose numbers are possible; None when there are none."""
     counted = [
         one
         for one in iterations

@@ -28,7 +28,7 @@ class Steps:
         self._changed.set()
 
     async def until(self, step: int) -> None:
-        """As long as it takes: the end of the run ends whoever waits."""
+        """Wait for the step, as long as it takes: the end of the run cancels whoever waits."""
         while self._step < step:
             self._changed.clear()
             await self._changed.wait()
@@ -55,7 +55,7 @@ class TracePlayer:
         self._all_settled = asyncio.Event()
 
     async def play(self) -> None:
-        """As long as it takes: the end of the run ends it."""
+        """Play the trace, as long as it takes: the end of the run cancels it."""
         for event in self._trace:
             await self._wait_for(event)
             await self._inbox.put(self._injected(event))
@@ -92,7 +92,7 @@ class TracePlayer:
 
 
 def rest(trace: Sequence[TraceEvent], seconds: float, step: int) -> list[TraceEvent]:
-    """What a run that is resumed ``seconds`` after its beginning, at ``step``, has not had yet."""
+    """Return what a run that is resumed ``seconds`` after its beginning, at ``step``, has not had yet."""
     return [
         event
         for event in trace

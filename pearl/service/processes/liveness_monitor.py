@@ -30,16 +30,16 @@ class LivenessMonitor:
             runtime.start_timeout_s,
         )
         self._liveness = Liveness(limits, clock.now())
-        self._condemn: dict[str, Terminate] = {}
+        self._terminate: dict[str, Terminate] = {}
         self._lag = RateLimitedLogger(log)
 
     def add(self, peer: str, terminate: Terminate) -> None:
         """Watch a peer that has said hello; ``terminate`` gets the reason, perhaps more than once."""
-        self._condemn[peer] = terminate
+        self._terminate[peer] = terminate
         self._liveness.add(peer, self._clock.now(), ready=True)
 
     def remove(self, peer: str) -> None:
-        self._condemn.pop(peer, None)
+        self._terminate.pop(peer, None)
         self._liveness.remove(peer)
 
     def beat(self, peer: str, heartbeat: Heartbeat) -> None:
@@ -53,7 +53,7 @@ class LivenessMonitor:
     def check(self) -> None:
         """Judge once; to be called every heartbeat period."""
         now = self._clock.now()
-        for peer in self._condemn:
+        for peer in self._terminate:
             try:
                 self._liveness.heard(peer, self._server.last_heard(peer))
             except PeerGoneError:
@@ -65,6 +65,6 @@ class LivenessMonitor:
             self._lag.warning(
                 now, "the coordinator itself stood still for %.1f s; held against nobody", lag_s
             )
-        for verdict in health:
-            log.warning("%s is %s: %s", verdict.peer, verdict.state, verdict.reason)
-            self._condemn[verdict.peer](verdict.reason)
+        for peer_health in health:
+            log.warning("%s is %s: %s", peer_health.peer, peer_health.state, peer_health.reason)
+            self._terminate[peer_health.peer](peer_health.reason)

@@ -47,7 +47,7 @@ class LocalAgent:
             )
 
     async def report(self) -> AgentReport:
-        """What it says of the host; AgentFailedError when it says nothing within the limit of a start."""
+        """Return the agent's report; AgentFailedError when none comes within the limit of a start."""
         limit_s = self._config.runtime.start_timeout_s
         try:
             async with asyncio.timeout(limit_s):

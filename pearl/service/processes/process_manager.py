@@ -34,6 +34,7 @@ class Termination(NamedTuple):
 
     reason: str
     grace_s: float
+    is_final: bool = False
 
 
 class Loss(NamedTuple):
@@ -41,6 +42,7 @@ class Loss(NamedTuple):
 
     reason: str
     counter: int | None  # last value of the group's counter file
+    is_final: bool = False  # no later try could succeed
 
 
 class ManagedProcess:
@@ -62,10 +64,10 @@ class ManagedProcess:
         self.exited: asyncio.Future[GroupExited] = loop.create_future()
         self.condemned: asyncio.Future[Termination] = loop.create_future()
 
-    def terminate(self, reason: str, grace_s: float = 0.0) -> None:
-        """Have it ended; only the first call counts."""
+    def terminate(self, reason: str, grace_s: float = 0.0, *, is_final: bool = False) -> None:
+        """Have it ended; only the first call counts. ``is_final``: for a reason that another try would meet again."""
         if not self.condemned.done():
-            self.condemned.set_result(Termination(reason, grace_s))
+            self.condemned.set_result(Termination(reason, grace_s, is_final))
 
 
 class ProcessManager:
@@ -84,7 +86,7 @@ class ProcessManager:
         self._agents[host] = agent
 
     def lose_agent(self, host: str, reason: str) -> None:
-        """It is gone, and with it all that it started; the managed end at once."""
+        """Note that an agent is gone, and with it all that it started."""
         agent = self._agents.pop(host)
         for process in self._lifecycle.values():
             if process.agent == agent:
@@ -97,10 +99,15 @@ class ProcessManager:
         if process is not None and not process.greeted.done():
             process.greeted.set_result(hello)
 
-    def on_exit(self, told: GroupExited) -> None:
+    def on_exit(self, agent: str, told: GroupExited) -> None:
+        """Note that a group that this agent was asked to start has exited."""
         process = self._lifecycle.get(told.group)
-        if process is not None and not process.exited.done():
-            process.exited.set_result(told)
+        if process is None or process.exited.done():
+            return
+        if process.agent != agent:
+            log.warning("%s says that %s has ended, which is another agent's", agent, told.group)
+            return
+        process.exited.set_result(told)
 
     def terminate(self, name: str, reason: str) -> None:
         """The process of that name, if there is one."""
@@ -165,10 +172,13 @@ class ProcessManager:
 
     def _loss(self, process: ManagedProcess) -> Loss:
         exited = process.exited.result() if process.exited.done() else None
-        wanted = process.condemned.result().reason if process.condemned.done() else ""
-        reason = wanted or (exited.reason if exited else "gone")
-        if exited is not None and not wanted:
-            reason = _with_last_line(reason, exited.log_tail)
+        wanted = process.condemned.result() if process.condemned.done() else None
+        is_final = wanted.is_final if wanted is not None else False
+        reason = wanted.reason if wanted is not None else (exited.reason if exited else "gone")
+        if exited is not None and wanted is None:
+            is_final = exited.is_final
+            first = exited.failure.strip()
+            reason = f"{reason}: {first}" if first else _with_last_line(reason, exited.log_tail)
             log.warning(
                 "%s %s; the end of its log:\n%s", process.name, exited.reason, exited.log_tail or "(empty)"
             )
@@ -179,11 +189,11 @@ class ProcessManager:
             value = mmap_counter.read(
                 Path(named) if named else process.log_directory / mmap_counter.DEFAULT_NAME
             )
-        return Loss(reason, value)
+        return Loss(reason, value, is_final)
 
 
 def _is_heading(line: str) -> bool:
-    """Of a file's part of the log's end."""
+    """Return whether a line is the heading of a file's part of the log's end."""
     return line.startswith("[") and line.endswith(".log]")
 
 

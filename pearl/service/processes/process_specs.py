@@ -72,11 +72,7 @@ class ProcessSpecs:
         return f"{shortage}: running on the CPU"
 
     def learn(self, report: AgentReport) -> None:
-        """What another host has.
-
-        Raises:
-            ValueError: it has nothing that this job can use.
-        """
+        """Record the devices of another host."""
         physical = {gpu.gpu for gpu in report.gpus if not gpu.virtual}
         if self._config.model.device == "cuda" and len(physical) < len(report.gpus):
             raise ValueError(
@@ -90,7 +86,7 @@ class ProcessSpecs:
         self._vocabulary = ("--vocabulary-size", str(size))
 
     def rollout(self, slot: int, incarnation: int, role: str, gpus: Sequence[GpuId]) -> ManagedProcess:
-        """On the host of its GPUs."""
+        """Return the spec of a rollout worker, on the host of its GPUs."""
         name = f"rollout.{slot}.{incarnation}"
         host = gpus[0].rpartition("/")[0]
         is_local = host == LOCAL_HOST
@@ -163,7 +159,7 @@ class ProcessSpecs:
 
 
 def num_local_gpus(config: Config) -> int:
-    """Of the coordinator's own host, those that only arrive later included."""
+    """Count the GPUs of the coordinator's own host, those that only arrive later included."""
     rollout = config.rollout
     return (
         config.training.num_ranks

@@ -1,28 +1,46 @@
 """Messages every peer speaks: hello, heartbeat, shutdown, and those of the node agent."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
+
+MAX_HOST_GPUS = 1024
+"""Of one host: what says that it has more is mistaken."""
+MAX_RUN_GPUS = 1 << 16
+"""Of all hosts of a run."""
+Name = Annotated[str, Meta(max_length=512)]
+Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 PeerKind = Literal["agent", "rollout", "training", "environment", "admin"]
+
+
+class Installation(msgspec.Struct, frozen=True):
+    """What a process computes with. All hosts of a run must have the same."""
+
+    sources: str  # digest of PEARL's own
+    versions: dict[str, str]  # of Python and of packages; "" = not installed
+    model: str = ""  # digest of the model's files; "" = its directory is not known there
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
     """First message of a peer; nothing is sent to it before. Its identity is ``kind.slot.incarnation``."""
 
     kind: PeerKind
-    slot: int
-    incarnation: int
-    host: str
-    pid: int
-    run_id: str  # refused when it is not this run's; agents and admins that know no run leave it empty
-    kv_address: str = ""  # where a rollout worker takes KV, to be named as ``pair``; "" = it takes none
+    slot: Count
+    incarnation: Count
+    host: Name
+    pid: Count
+    run_id: Name  # refused when it is not this run's; agents and admins that know no run leave it empty
+    kv_address: Name = ""  # where a rollout worker takes KV, to be named as ``pair``; "" = it takes none
+    installation: Installation | None = None  # of agents and workers
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
     """Answer to a hello."""
 
     run_id: str
+    model_path: str = ""  # of the job: an agent of another host then reports what it has there
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
@@ -44,8 +62,8 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
 
 
 class Gpu(msgspec.Struct, frozen=True, array_like=True):
-    gpu: str  # host/index
-    memory_bytes: int
+    gpu: Name  # host/index
+    memory_bytes: Count
     virtual: bool
 
 
@@ -53,17 +71,18 @@ class AgentReport(msgspec.Struct, frozen=True, tag=True):
     """What a node agent's host offers, once after its hello: told by the agent of the coordinator's own host, asked by
     one of another host, whose answer is an Ack or an error that says why it is not taken."""
 
-    host: str
-    gpus: tuple[Gpu, ...]
-    num_cpus: int
-    memory_bytes: int
+    host: Name
+    gpus: Annotated[tuple[Gpu, ...], Meta(max_length=MAX_HOST_GPUS)]
+    num_cpus: Count
+    memory_bytes: Count
     preemptible: bool = False  # all its GPUs may be reclaimed; else it is the coordinator's own host
+    model: str = ""  # digest of the job's model files there
 
 
 class Notice(msgspec.Struct, frozen=True, tag=True):
     """An agent announces that its host will be taken away: the run must be off it within the grace."""
 
-    grace_s: float
+    grace_s: Annotated[float, Meta(ge=0, le=86_400)]
     reason: str
 
 
@@ -85,9 +104,9 @@ class Preempt(msgspec.Struct, frozen=True, tag=True):
     or an error that says what is wrong; nothing is done in part."""
 
     action: Literal["arrive", "reclaim"]
-    gpus: tuple[str, ...] = ()
-    count: int = 0
-    grace_s: float = 30.0
+    gpus: Annotated[tuple[Name, ...], Meta(max_length=MAX_RUN_GPUS)] = ()
+    count: Annotated[int, Meta(ge=0, le=MAX_RUN_GPUS)] = 0
+    grace_s: Annotated[float, Meta(ge=0, le=86_400)] = 30.0
 
 
 class PreemptReply(msgspec.Struct, frozen=True, tag=True):
@@ -141,6 +160,8 @@ class GroupExited(msgspec.Struct, frozen=True, tag=True):
     reason: str
     log_tail: str
     counter: int | None = None  # last value of its counter file (pearl.runtime.mmap_counter), if it kept one
+    failure: str = ""  # the first error that ended a process of it, when there was one
+    is_final: bool = False  # no later try could succeed
 
 
 class StatusRequest(msgspec.Struct, frozen=True, tag=True):

@@ -10,6 +10,10 @@ EnvironmentFailure = Literal["error", "timeout", "gone", "mismatch"]
 """Raised, ran past its limit, no such episode here, or a replay observed something else."""
 
 
+MAX_REWARD = 1e9
+"""Largest magnitude of a reward: squares of a whole batch of them still fit into a 32-bit float."""
+
+
 class OpenEpisode(msgspec.Struct, frozen=True, tag=True):
     """Start the episode of ``task``; with ``actions``, bring it to where they led by replaying them: the
     observations must be ``observations`` again, otherwise the answer is a failure of kind "mismatch"."""

@@ -27,7 +27,7 @@ def attach_attention(model: PreTrainedModel, name: str, max_context_tokens: int)
 
 
 def mask_of(module: torch.nn.Module) -> Mask:
-    """Of the layer that calls attention."""
+    """Return the mask of the layer that calls attention."""
     mask = getattr(module, ATTRIBUTE)
     assert isinstance(mask, Mask)
     return mask

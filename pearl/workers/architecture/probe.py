@@ -25,7 +25,7 @@ OTHER_ENGINE = 'the same model runs with rollout.engine = "torch"'
 
 
 def examine(config: Config) -> ModelReport:
-    """What keeps the trainer and the chosen engine from running ``model.path``."""
+    """List what keeps the trainer and the chosen engine from running ``model.path``."""
     directory = Path(config.model.path)
     try:
         model_config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)

@@ -52,7 +52,7 @@ class _MaskMade:
 
 
 def survey(config: PreTrainedConfig, max_context_tokens: int) -> Survey:
-    """What the causal language model of ``config`` asks of attention, and why PEARL could not run it."""
+    """Return what the causal language model of ``config`` asks of attention, and why PEARL could not run it."""
     result = Survey()
     config = copy.deepcopy(config)
     try:

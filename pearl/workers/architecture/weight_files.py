@@ -14,7 +14,7 @@ MAX_HEADER_BYTES = 100_000_000
 
 
 def file_problems(directory: Path) -> list[str]:
-    """What would keep its weights from being loaded; empty = nothing that headers can show."""
+    """List what would keep the weights from being loaded; empty means nothing that headers can show."""
     if (directory / INDEX).is_file():
         return list(_of_index(directory))
     if (directory / SINGLE).is_file():

@@ -65,7 +65,8 @@ class EngineComparison:
             return
         began = time.monotonic()
         try:
-            plain = Reference(self._config.model, self._vocabulary_size)
+            limit = self._config.rollout.max_context_tokens
+            plain = Reference(self._config.model, self._vocabulary_size, limit)
             plain.load(snapshot.tensors, list(received))
         # transformers raises what it likes; the run ends with the text.
         except Exception as error:  # noqa: BLE001
@@ -172,7 +173,7 @@ def wrong_draw(rows: torch.Tensor, answer: _Answer, tolerance: float) -> int | N
 
 
 def _uniforms(seed: int, first: int, count: int) -> torch.Tensor:
-    """Of the tokens at the positions from ``first`` on."""
+    """Return the uniforms of the tokens at the positions from ``first`` on."""
     keys = np.full(count, splitmix64(seed), np.uint64)
     bits = counter_bits(keys, np.arange(first, first + count))
     return torch.from_numpy((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)

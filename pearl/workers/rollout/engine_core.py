@@ -5,16 +5,21 @@ States: "empty" (no memory for weights or KV, or nothing in it yet) -> "updating
 leads to "invalid", from which only a whole good update leads back.
 """
 
+import contextlib
+import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from typing import Generic, Literal, Protocol, TypeVar
 
+from pearl.types.error_text import error_text
 from pearl.types.messages.rollout import IterationStat
 from pearl.types.trajectory import FinishReason
 from pearl.types.weights import BucketSpec, Version
 from pearl.workers.rollout.kv_transfer.frames import Offer
 from pearl.workers.rollout.paired_requests import BasePairedRequests, StagedRequest
 from pearl.workers.rollout.protocol import Delta, GenerateRequest, Role
+
+log = logging.getLogger(__name__)
 
 State = Literal["empty", "updating", "invalid", "ready"]
 MAX_STATS = 4096
@@ -75,6 +80,26 @@ class BaseCore(ABC, Generic[RequestT, IncomingT]):
         while self._stats:
             stats.append(self._stats.popleft())
         return stats
+
+    def submit(self, request: GenerateRequest) -> None:
+        """Queue it; what is wrong with it, foreseen or not, comes out as its only delta, with ``finish="error"``."""
+        try:
+            self._enqueue(request)
+        # Whatever a request makes this code raise is that request's end, and nobody else's.
+        except Exception as error:
+            log.exception("attempt %d could not be queued", request.attempt)
+            entry = self._requests.pop(request.attempt, None)
+            if entry is not None:
+                with contextlib.suppress(Exception):  # it may have failed before it was there
+                    self.scheduler.remove(entry)
+            text = f"it cannot be queued: {type(error).__name__}: {error_text(error)}"
+            self._answer(request, "error", text)
+            if self.role == "prefill" and request.pair:
+                self.stages.refused(request.attempt, request.pair, text)
+
+    @abstractmethod
+    def _enqueue(self, request: GenerateRequest) -> None:
+        """Queue it or answer it."""
 
     # How requests end
 

@@ -12,6 +12,7 @@ import numpy as np
 from pearl.runtime.errors import PeerGoneError
 from pearl.runtime.rpc_client import RpcClient
 from pearl.types.config import RolloutConfig
+from pearl.types.error_text import error_text
 from pearl.types.messages.rollout import Generate
 from pearl.types.trajectory import FinishReason
 from pearl.workers.rollout.frame_builder import FrameBuilder
@@ -56,12 +57,17 @@ class Requests:
         self._live.add(message.attempt)
         self._idle.clear()
         try:
-            await self._engine.generate(request, self._emit)
+            await self._engine.generate(request, self._emit_live)
         except ValueError as error:
             # Its one answer is given by the first try, now or earlier; a second end would be credited twice.
             log.warning("%s: dropped a request: %s", self._name, error)
             if not is_repeat:
                 self._forget(message.attempt)
+        # Whatever one request makes an engine raise is that request's end: its neighbours go on.
+        except Exception as error:
+            log.exception("%s: the engine did not take attempt %d", self._name, message.attempt)
+            if not is_repeat and message.attempt in self._live:
+                self.refuse(message.attempt, "error", f"{type(error).__name__}: {error_text(error)}")
 
     def refuse(self, attempt: int, finish: FinishReason, error: str = "") -> None:
         """An attempt that the engine never saw ends with nothing."""
@@ -73,6 +79,11 @@ class Requests:
             for attempt in self._live:
                 group.create_task(self._engine.abort(attempt), name=f"abort {attempt}")
         await self.send_frame()
+
+    def _emit_live(self, delta: Delta) -> None:
+        """Pass on the engine's delta unless the attempt's end has been reported already."""
+        if delta.attempt in self._live:
+            self._emit(delta)
 
     def _emit(self, delta: Delta) -> None:
         self._frames.add(delta)

@@ -8,14 +8,16 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import get_args
 
+from pearl.runtime.installation import installation
 from pearl.runtime.mmap_counter import ENVIRONMENT_KEY, MmapCounter
 from pearl.runtime.rpc_client import RpcClient
 from pearl.types.config import Config
 from pearl.types.messages.control import Hello
+from pearl.workers.final_errors import final_errors
 from pearl.workers.rollout.protocol import Engine, Role
 from pearl.workers.rollout.service import EngineComparison, Message, RolloutService
 from pearl.workers.rollout.snapshot_protocol import Receiver
@@ -43,6 +45,7 @@ async def serve_engine(
         os.getpid(),
         options.run_id,
         kv_address,
+        installation(config),
     )
     runtime = config.runtime
     peer = RpcClient(
@@ -57,7 +60,10 @@ async def serve_engine(
         max_frame_bytes=runtime.max_frame_bytes,
     )
     service.connect(peer)
-    await service.start()
+    with (
+        final_errors() if engine.name == "torch" else nullcontext()
+    ):  # what a server of its own says may pass
+        await service.start()
     async with asyncio.TaskGroup() as group:
         sending = group.create_task(service.send_frames(peer), name="frames")
         reason = await peer.run()

@@ -58,7 +58,7 @@ class EngineComparison(Protocol):
         ...
 
     async def run(self) -> Comparison:
-        """Of the engine, which serves that update by now."""
+        """Run the operation on the engine, which serves that update by now."""
         ...
 
 

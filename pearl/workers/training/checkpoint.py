@@ -115,7 +115,7 @@ class CheckpointStore:
         return CheckpointWriter(self.root, step)
 
     def steps(self) -> list[int]:
-        """Of the complete ones, ascending."""
+        """Return the steps of the complete checkpoints, ascending."""
         found = [STEP_NAME.fullmatch(path.name) for path in self.root.glob("step-*")]
         return sorted(
             step for match in found if match for step in [int(match[1])] if self._open(step) is not None
@@ -131,7 +131,7 @@ class CheckpointStore:
         return checkpoint
 
     def verified(self, step: int) -> Checkpoint:
-        """As ``open``, and every byte is read and compared with its digest. Raises ValueError."""
+        """Open a checkpoint after reading every byte and comparing it with its digest. Raises ValueError."""
         checkpoint = self.open(step)
         for record in checkpoint.description.files:
             if _digest(self._path(step) / record.name) != record.digest:

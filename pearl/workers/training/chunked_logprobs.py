@@ -171,7 +171,8 @@ def _logits_grad(
     entropy_grad_B: torch.Tensor | None,
     entropy_B: torch.Tensor,
 ) -> torch.Tensor:
-    """With respect to tempered logits, without the chosen id's own term; ``logprobs_BC`` may be overwritten."""
+    """Return the gradient of the tempered logits without the chosen id's own term; ``logprobs_BC`` may be
+    overwritten."""
     if entropy_grad_B is None:
         return logprobs_BC.exp_().mul_(-logprobs_grad_B[:, None])
     probabilities_BC = logprobs_BC.exp()
@@ -182,7 +183,7 @@ def _logits_grad(
 
 
 def _inside(targets_B: torch.Tensor, ids: slice) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which targets lie in the block, and their column there; column 0 for the others."""
+    """Return which targets lie in the block, and their column there; column 0 for the others."""
     is_inside_B = (targets_B >= ids.start) & (targets_B < ids.stop)
     return is_inside_B, torch.where(is_inside_B, targets_B - ids.start, 0)
 

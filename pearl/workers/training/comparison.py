@@ -71,8 +71,9 @@ def _sequences(config: Config, vocabulary_size: int) -> list[Ids]:
 def _reference(
     config: Config, vocabulary_size: int, snapshot: Snapshot, is_untrained: bool
 ) -> tuple[Reference, str]:
-    """With the published weights, and what is wrong with these; "" = nothing that can be seen here."""
-    plain = Reference(config.model, vocabulary_size)
+    """Compute the reference with the published weights, and what is wrong with these; "" means nothing that can be
+    seen here."""
+    plain = Reference(config.model, vocabulary_size, config.rollout.max_context_tokens)
     image = MappedImage(snapshot, snapshot.sources[0])
     try:
         buckets: Buckets = [(bucket, image.bucket(bucket)) for bucket in snapshot.buckets]

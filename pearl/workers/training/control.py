@@ -35,14 +35,14 @@ class ControlChannel:
         self._decoder = msgspec.msgpack.Decoder(Command)
 
     def send(self, command: Command) -> None:
-        """On rank 0. Returns when the others have it."""
+        """Send from rank 0; returns when the other ranks have it."""
         if self._num_ranks > 1:
             data = bytearray(msgspec.msgpack.encode(command))
             dist.broadcast(torch.tensor([len(data)]), src=0, group=self._group)
             dist.broadcast(torch.frombuffer(data, dtype=torch.uint8), src=0, group=self._group)
 
     def receive(self) -> Command:
-        """On the other ranks; waits."""
+        """Wait for the next message, on the other ranks."""
         size = torch.zeros(1, dtype=torch.int64)
         dist.broadcast(size, src=0, group=self._group)
         data = np.empty(int(size.item()), np.uint8)

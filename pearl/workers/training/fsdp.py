@@ -141,7 +141,7 @@ class Policy:
         return canonical_tensors(self.model)
 
     def served_tensors(self) -> list[tuple[str, torch.Tensor]]:
-        """As ``tensors``, each in the dtype in which an engine holds it."""
+        """Yield all tensors, each in the dtype in which an engine holds it."""
         return [(name, tensor.to(self.served.of(name, tensor))) for name, tensor in self.tensors()]
 
     def load(self, read: Callable[[str], torch.Tensor]) -> None:
@@ -168,7 +168,7 @@ def local_shard(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def own_rows(tensor: torch.Tensor) -> tuple[int, int]:
-    """Which rows of the first dimension this rank's part is."""
+    """Return the rows of the first dimension that this rank holds."""
     length = len(tensor) if tensor.dim() else 1
     if not isinstance(tensor, DTensor):
         return 0, length

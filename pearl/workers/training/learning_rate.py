@@ -6,7 +6,8 @@ from pearl.types.config import TrainingConfig
 
 
 def learning_rate(step: int, config: TrainingConfig, num_steps: int) -> float:
-    """Of training step ``step`` (from 0): linear warm-up, then constant, or down to 0 at ``num_steps``."""
+    """Return the rate of training step ``step`` (from 0): linear warm-up, then constant, or down to 0 at
+    ``num_steps``."""
     warm = warmup(step, config.warmup_steps)
     if warm < 1.0 or config.schedule == "constant":
         return config.learning_rate * warm

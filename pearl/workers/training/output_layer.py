@@ -25,7 +25,7 @@ def output_layer(model: PreTrainedModel) -> nn.Module:
 
 
 def vocabulary_weight(model: PreTrainedModel) -> torch.Tensor:
-    """Of the input embedding."""
+    """Return the weight of the input embedding."""
     weight = model.get_input_embeddings().weight
     assert isinstance(weight, torch.Tensor)
     return weight

@@ -5,6 +5,7 @@ import os
 import socket
 from collections.abc import Sequence
 
+from pearl.runtime.installation import installation
 from pearl.runtime.rpc_client import RpcClient
 from pearl.types.config import Config
 from pearl.types.messages.control import Hello
@@ -13,7 +14,15 @@ from pearl.workers.training.service import Message, TrainingService
 
 def make_peer(options: argparse.Namespace, config: Config, service: TrainingService) -> RpcClient:
     runtime = config.runtime
-    hello = Hello("training", 0, options.incarnation, socket.gethostname(), os.getpid(), options.run_id)
+    hello = Hello(
+        "training",
+        0,
+        options.incarnation,
+        socket.gethostname(),
+        os.getpid(),
+        options.run_id,
+        installation=installation(config),
+    )
     return RpcClient(
         options.address,
         hello=hello,

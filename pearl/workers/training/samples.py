@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from pearl.types.messages.environment import MAX_REWARD
 from pearl.types.messages.training import Sample
 
 log = logging.getLogger(__name__)
@@ -91,8 +92,8 @@ def _unusable(
     logprobs: npt.NDArray[np.float32],
     vocabulary_size: int,
 ) -> str:
-    if not np.isfinite(reward):
-        return f"its reward is {reward}"
+    if not abs(reward) <= MAX_REWARD:  # NaN included
+        return f"its reward is {reward}, not a number of magnitude up to {MAX_REWARD:g}"
     if not np.isfinite(logprobs).all():
         return f"{np.count_nonzero(~np.isfinite(logprobs))} of its {len(logprobs)} log-probs are not finite"
     if len(positions) and positions[0] == 0:

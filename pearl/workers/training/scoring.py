@@ -16,16 +16,14 @@ class Scores(NamedTuple):
 
 
 def score(model: nn.Module, packed: Packed, temperature: float, vocabulary_size: int | None = None) -> Scores:
-    """By way of all logits; ``temperature`` is the rollout's: softmax(logits / temperature), and 1 for the greedy 0.
-
-    Rows of the model beyond ``vocabulary_size`` are padding: they have no probability, here and in the engines.
-    """
+    """Score by way of all logits; ``temperature`` is the rollout's: softmax(logits / temperature), and 1 for the
+    greedy 0."""
     logits_MV = forward(model, packed)[0, :, :vocabulary_size]
     return score_logits(logits_MV, packed.targets_M, temperature)
 
 
 def forward(model: nn.Module, packed: Packed) -> torch.Tensor:
-    """What the model's output layer and all after it give for the tokens that predict: [1, M, ...]."""
+    """Return what the model's output layer and all after it give for the tokens that predict: [1, M, ...]."""
     output = model(
         input_ids=packed.ids_T[None],
         position_ids=packed.positions_T[None],

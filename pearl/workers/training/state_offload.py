@@ -6,6 +6,7 @@ own and goes on being served.
 
 import torch
 
+from pearl.types.error_text import error_text
 from pearl.workers.memory_offload.errors import ResidencyError
 from pearl.workers.memory_offload.saver import Saver
 from pearl.workers.memory_offload.saver_for import saver_for
@@ -34,13 +35,14 @@ class TrainingResidency:
         self._saver = saver
 
     def offload(self) -> list[Report]:
-        """Between steps only. A rank that fails says so in its report; the others are offloaded nevertheless."""
+        """Offload the training state, between steps only. A rank that fails reports it; the others are offloaded
+        nevertheless."""
         try:
             if self._saver is None:
                 self._saver = saver_for(self._device)
             released = self._saver.release(TAG, self._trainer.state(), keep=True, verify=self._verify)
         except ResidencyError as error:
-            report = Report(error=str(error))
+            report = Report(error=error_text(error))
         else:
             parts = {
                 "backup": released.backup_s,
@@ -58,7 +60,7 @@ class TrainingResidency:
                 restored = self._saver.restore(TAG)
                 report = Report(parts={"restore": restored.restore_s, "verify": restored.verify_s})
         except ResidencyError as error:
-            report = Report(error=str(error))
+            report = Report(error=error_text(error))
         return self._channel.gather(report)
 
 

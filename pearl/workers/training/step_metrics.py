@@ -21,7 +21,7 @@ class StepMetrics:
 
     @torch.no_grad()
     def add_losses(self, statistics: torch.Tensor, loss: torch.Tensor, scores: Scores) -> None:
-        """Of one micro-batch; ``loss`` is already divided by its update's tokens."""
+        """Add the losses of one micro-batch; ``loss`` is already divided by its update's tokens."""
         own = torch.stack((scores.entropy_M.sum(dtype=torch.float64), loss.detach().double()))
         self._sums[: len(STATISTICS)] += statistics
         self._sums[len(STATISTICS) : len(STATISTICS) + 2] += own
@@ -62,7 +62,7 @@ class Sums:
 
 
 def sample_metrics(samples: Sequence[TrainingSample]) -> dict[str, float]:
-    """What the batch is made of, whoever trains it."""
+    """Return what the batch is made of, whoever trains it."""
     rewards = np.array([sample.reward for sample in samples if not sample.masked])
     return {
         "tokens_trained": float(sum(sample.num_trained for sample in samples)),

@@ -151,7 +151,7 @@ class Trainer:
 
     @property
     def config_digest(self) -> str:
-        """Of what decides the shape and the meaning of the weights."""
+        """Digest what decides the shape and the meaning of the weights."""
         model = msgspec.structs.replace(self._config.model, device="auto")
         return xxhash.xxh3_128_hexdigest(msgspec.json.encode((model, self._vocabulary_size)))
 
@@ -258,7 +258,7 @@ class Trainer:
         return self.score(micro_batch.packed)
 
     def score(self, packed: Packed) -> Scores:
-        """As a step does it."""
+        """Score as a step does."""
         return self.policy.score(packed, self._config.rollout.temperature)
 
     def _update(self, update: Update, rate: float, tally: StepMetrics) -> tuple[float, bool]:

@@ -11,7 +11,6 @@ import os
 import queue
 import socket
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -22,6 +21,7 @@ import torch
 import torch.distributed as dist
 import uvloop
 
+from pearl.runtime.vital_thread import VitalThread
 from pearl.types import tcp_address
 from pearl.types.comparison import Comparison
 from pearl.types.config import Config
@@ -35,6 +35,7 @@ from pearl.types.messages.training import (
 )
 from pearl.types.weights import Snapshot
 from pearl.workers.allocator import return_large_blocks
+from pearl.workers.final_errors import final_errors
 from pearl.workers.model import resolve_device, use_one_thread
 from pearl.workers.training.checkpoint import CheckpointStore
 from pearl.workers.training.comparison import compare
@@ -82,9 +83,10 @@ class Rank:
             timeout=timedelta(seconds=self._config.runtime.train_timeout_s),
         )
         self.channel = ControlChannel()
-        self._trainer = Trainer(
-            self._config, self._options.vocabulary_size, device, self.checkpoints, self._progress
-        )
+        with final_errors():
+            self._trainer = Trainer(
+                self._config, self._options.vocabulary_size, device, self.checkpoints, self._progress
+            )
         self._residency = TrainingResidency(
             self._trainer, self.channel, device, self._config.elastic.verify_state
         )
@@ -113,7 +115,7 @@ class Rank:
             )
 
     def lead(self, command: Command) -> Reply | None:
-        """On rank 0: have all ranks execute it."""
+        """Have all ranks execute a command; called on rank 0."""
         self.channel.send(command)
         return self.execute(command)
 
@@ -134,7 +136,8 @@ class Rank:
     def _begin(self, command: Begin) -> StartTrainingReply | None:
         metrics: dict[str, float] = {}
         if command.restore_step is None:
-            metrics = self._trainer.begin(command.lineage, command.demonstrations)
+            with final_errors():
+                metrics = self._trainer.begin(command.lineage, command.demonstrations)
             # What a world that dies before its first step comes back to; the warm start is not done twice.
             if not self._trainer.save():
                 raise ValueError(f"no checkpoint can be written to {self.checkpoints.root}; see the log")
@@ -190,7 +193,7 @@ class WorkThread:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._queue: queue.Queue[tuple[Callable[[], Any], asyncio.Future[Any]]] = queue.Queue(MAX_WAITING)
-        threading.Thread(target=self._work, name="training", daemon=True).start()
+        VitalThread(target=self._work, name="training", daemon=True).start()
 
     def start(self, call: Callable[[], Any]) -> asyncio.Future[Any]:
         """Queue a call; the service has at most one command and one start under way, so there is room."""
@@ -203,7 +206,7 @@ class WorkThread:
             call, future = self._queue.get()
             try:
                 result = call()
-            except Exception as error:  # noqa: BLE001  it belongs to whoever awaits the future
+            except (Exception, SystemExit) as error:  # noqa: BLE001  it belongs to whoever awaits the future
                 self._loop.call_soon_threadsafe(_fail, future, error)
             else:
                 self._loop.call_soon_threadsafe(_finish, future, result)
@@ -214,8 +217,14 @@ def _finish(future: asyncio.Future[Any], result: Any) -> None:
         future.set_result(result)
 
 
-def _fail(future: asyncio.Future[Any], error: Exception) -> None:
-    if not future.done():
+def _fail(future: asyncio.Future[Any], error: Exception | SystemExit) -> None:
+    if future.done():
+        return
+    if isinstance(error, SystemExit):  # of a library: it would end the loop, and the reason with it
+        wrapped = RuntimeError(f"the work ended with SystemExit({error.code})")
+        wrapped.__cause__ = error
+        future.set_exception(wrapped)
+    else:
         future.set_exception(error)
 
 

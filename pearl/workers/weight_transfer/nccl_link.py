@@ -7,7 +7,6 @@ A message goes through a scratch buffer on the device; the ends' staging memory 
 
 import os
 import queue
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -19,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
+from pearl.runtime.vital_thread import VitalThread
 from pearl.workers.weight_transfer import threads
 from pearl.workers.weight_transfer.errors import LinkError
 from pearl.workers.weight_transfer.link import SOURCE, Transfer, first_line, release_in_background
@@ -37,7 +37,7 @@ class Issuer:
 
     def __init__(self) -> None:
         self._queue: queue.Queue[tuple[Callable[[], Any], Future[Any]]] = queue.Queue(MAX_PENDING)
-        threading.Thread(target=self._run, name="nccl issuer", daemon=True).start()
+        VitalThread(target=self._run, name="nccl issuer", daemon=True).start()
 
     def call(self, launch: Callable[[], Any], timeout_s: float) -> Any:
         """Run ``launch`` in the issuing thread and return its result. Raises LinkError when it fails or is late."""

@@ -18,6 +18,7 @@ import torch
 import xxhash
 
 from pearl.types import tcp_address
+from pearl.types.error_text import error_text
 from pearl.types.weights import BucketSpec, Snapshot, SnapshotSource, Version
 from pearl.workers.weight_transfer.channel import (
     BucketReady,
@@ -179,7 +180,7 @@ class Receiver:
             try:
                 return take()
             except (SourceGoneError, LinkError) as error:
-                failures.append(str(error))
+                failures.append(error_text(error))
         reasons = "; ".join(failures) or f"no source offers transport {transport!r}"
         raise SourceGoneError(f"version {attempt.snapshot.version} cannot be had: {reasons}")
 
@@ -274,7 +275,7 @@ class FetchAttempt:
         except SupersededError:
             raise
         except TransferError as error:
-            report_result(link, self.snapshot.version, str(error))
+            report_result(link, self.snapshot.version, error_text(error))
             raise
         report_result(link, self.snapshot.version, "")
         return Received(

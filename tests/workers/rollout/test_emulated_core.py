@@ -397,3 +397,31 @@ async def test_memory_goes_and_comes_back_in_the_seconds_that_were_set() -> None
     assert driven.clock.now() - began == pytest.approx(0.2, abs=0.02)
     driven.clock.advance(1.0)
     assert driven.count(2) == 5
+
+
+def test_a_request_that_cannot_be_queued_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = ready()
+
+    def fail(*_: object) -> None:
+        raise TypeError("no such answer")
+
+    monkeypatch.setattr(core.scheduler, "add", fail)
+    core.submit(request(1, prompt(1, 8, 4)))
+    assert [(delta.attempt, delta.finish) for delta in core.deltas] == [(1, "error")]
+    assert core.deltas[0].error == "it cannot be queued: TypeError: no such answer"
+    monkeypatch.undo()
+    assert run(core, request(2, prompt(1, 8, 4)))[0][2]
+
+
+async def test_a_pass_that_raises_ends_all_that_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    driven = Driven()
+    await driven.begin(request(1, prompt(1, 8, 4)))
+
+    def fail(*_: object) -> None:
+        raise IndexError("a bug")
+
+    monkeypatch.setattr(driven.engine._core, "begin", fail)
+    driven.clock.advance(1.0)
+    await driven.engine.generate(request(2, prompt(1, 8, 4)), driven.emit)
+    assert [(delta.attempt, delta.finish) for _, delta in driven.deltas] == [(1, "error"), (2, "error")]
+    assert all("serves no more: a bug" in delta.error for _, delta in driven.deltas)

@@ -20,6 +20,7 @@ from engine_support import (
 )
 
 from pearl.types.weights import Version
+from pearl.workers.rollout.torch_engine.request import Request
 
 
 def test_greedy_tokens_equal_those_of_generate_in_a_mixed_batch() -> None:
@@ -264,3 +265,27 @@ def test_every_token_carries_its_version() -> None:
     answer = generate_one(core, request(0, ids(0, 9), 5))
     assert {(run_.version, run_.kv_version) for run_ in answer.runs} == {(Version(0, 1), Version(0, 1))}
     assert image(1).version == core.version
+
+
+def test_a_request_that_cannot_be_queued_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = ready_core()
+    add = core.scheduler.add
+
+    def fail_once(entry: Request) -> None:
+        if entry.attempt == 1:
+            raise KeyError("\ud800 no such page")
+        add(entry)
+
+    monkeypatch.setattr(core.scheduler, "add", fail_once)
+    found = run(core, request(0, ids(1, 9), 4), request(1, ids(2, 9), 4), request(2, ids(3, 9), 4))
+    assert [found[i].finish for i in range(3)] == ["length", "error", "length"]
+    assert found[1].error == r"it cannot be queued: KeyError: '\ud800 no such page'"
+    assert core.is_idle
+
+
+def test_a_wish_for_more_tokens_than_there_can_be_costs_no_memory() -> None:
+    core = ready_core()
+    found = run(core, request(0, ids(1, 9), 1 << 60), request(1, ids(2, 9), 4))
+    assert found[0].finish == "error"
+    assert "never fit" in found[0].error
+    assert found[1].finish == "length"

@@ -122,7 +122,7 @@ class Simulation:
 
     def submit(self, attempt: int, context: list[int], count: int) -> None:
         entry = Request(request(attempt, context, count), attempt, self.scheduler.page_tokens)
-        if self.scheduler.can_ever_fit(entry):
+        if self.scheduler.can_ever_hold(entry.limit):
             self.live[attempt] = entry
             self.made[attempt] = 0
             self.scheduler.add(entry)

@@ -5,6 +5,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from pearl.types.messages.environment import MAX_REWARD
 from pearl.workers.training.advantages import group_advantages, shuffle_in_groups
 from pearl.workers.training.grpo import STATISTICS, LossSettings, TokenBatch, token_losses
 from pearl.workers.training.scoring import score_logits
@@ -132,3 +133,11 @@ def test_lp_01_scores_are_of_the_tempered_distribution() -> None:
     assert scores.entropy_M.item() == pytest.approx(-sum(p * math.log(p) for p in shares), rel=1e-5)
     greedy = score_logits(logits, torch.tensor([1]), temperature=0.0)
     assert greedy.logprobs_M.item() == logits.log_softmax(-1)[0, 1].item()
+
+
+def test_the_largest_rewards_have_finite_advantages() -> None:
+    rewards = np.array([MAX_REWARD, -MAX_REWARD, 0.0, MAX_REWARD])
+    for by_std in (True, False):
+        found = group_advantages(rewards, np.zeros(4, np.int64), np.zeros(4, np.bool_), by_std)
+        assert np.isfinite(found.astype(np.float32) ** 2).all()
+        assert found[0] > 0 > found[1]

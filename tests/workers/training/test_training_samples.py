@@ -52,6 +52,8 @@ def test_lp_02_a_log_prob_that_is_not_finite_masks_its_sample(bad: float) -> Non
         {"logprobs": np.zeros(14, "<f4").tobytes()},  # one is missing
         {"mask": b""},
         {"reward": math.nan},
+        {"reward": math.inf},
+        {"reward": 1e300},
         {"ids": np.full(15, VOCABULARY, "<i4").tobytes()},
         {"mask": bytes([1] * 15)},  # nothing comes before the first token
     ],

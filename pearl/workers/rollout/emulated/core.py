@@ -44,8 +44,7 @@ class EmulatedCore(BaseCore[Request, IncomingWeights]):
 
     # Requests
 
-    def submit(self, request: GenerateRequest) -> None:
-        """Queue it; what is wrong with it comes out as its only delta, with ``finish="error"``."""
+    def _enqueue(self, request: GenerateRequest) -> None:
         if error := invalid_reason(request, self._settings.vocabulary_size) or self._excess(request):
             self._answer(request, "error", error)
             if self.role == "prefill" and request.pair:

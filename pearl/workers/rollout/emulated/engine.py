@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 
 from pearl.runtime.clock import Clock, Timer
+from pearl.types.error_text import error_text
 from pearl.types.messages.rollout import IterationStat
 from pearl.types.weights import BucketSpec, TensorSpec, Version
 from pearl.workers.rollout.attempts import LiveAttempts
@@ -22,6 +23,7 @@ from pearl.workers.rollout.kv_transfer.frames import Offer
 from pearl.workers.rollout.kv_transfer.pages import Block
 from pearl.workers.rollout.kv_transfer.transport import KvTransport
 from pearl.workers.rollout.protocol import (
+    Delta,
     Emit,
     EngineLoad,
     GenerateRequest,
@@ -95,6 +97,7 @@ class EmulatedEngine:
         self._between = asyncio.Event()  # no pass is under way
         self._between.set()
         self._is_shut_down = False
+        self._failure = ""  # of an iteration; nothing is served after it
 
     @property
     def state(self) -> State:
@@ -117,6 +120,9 @@ class EmulatedEngine:
 
     async def generate(self, request: GenerateRequest, emit: Emit) -> None:
         self._attempts.add(request.attempt, emit)
+        if self._failure:
+            self._attempts.deliver([Delta(request.attempt, [], [], [], 0, "error", self._failure)])
+            return
         self._changed(lambda: self._core.submit(request))
 
     async def abort(self, attempt: int) -> None:
@@ -128,7 +134,19 @@ class EmulatedEngine:
         """Begin an iteration as soon as what is happening now has happened, unless one is under way."""
         if self._timer is None and self._core.has_work() and not self._is_shut_down:
             self._deadline_s = self._clock.now()
-            self._timer = self._clock.call_later(0.0, self._begin)
+            self._timer = self._clock.call_later(0.0, lambda: self._guard(self._begin))
+
+    def _guard(self, what: Callable[[], None]) -> None:
+        """Run a timer's callback: an event loop would only log what it raises, and everybody would wait for ever."""
+        try:
+            what()
+        except Exception as error:
+            log.exception("the engine failed")
+            self._failure = f"the emulated engine failed and serves no more: {error_text(error)}"
+            self._core.state = "invalid"
+            self._core.end_all("error", self._failure)
+            self._between.set()
+            self._deliver()
 
     def _begin(self) -> None:
         self._timer = None
@@ -151,7 +169,7 @@ class EmulatedEngine:
         """Set the timer for the end of the iterations that have begun."""
         self._deadline_s = self._began_s + seconds
         delay_s = max(0.0, self._deadline_s - self._clock.now())
-        self._timer = self._clock.call_later(delay_s, self._end)
+        self._timer = self._clock.call_later(delay_s, lambda: self._guard(self._end))
 
     def _complete(self) -> None:
         """Something happens: passes that are over count, and none is planned beyond the current one."""

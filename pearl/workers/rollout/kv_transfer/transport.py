@@ -14,6 +14,8 @@ import threading
 from collections.abc import Coroutine, Sequence
 from typing import Any, assert_never
 
+from pearl.runtime.vital_thread import VitalThread
+from pearl.types.error_text import error_text
 from pearl.workers.rollout.kv_transfer.address import KvAddress
 from pearl.workers.rollout.kv_transfer.budget import Budgets, SpareBlocks
 from pearl.workers.rollout.kv_transfer.connection import Connection
@@ -53,7 +55,7 @@ class KvTransport:
         )
         self._listener.setblocking(False)
         self.address = KvAddress(host, self._listener.getsockname()[1], secrets.token_hex(8))
-        self._thread = threading.Thread(target=self._run, name="kv-transport", daemon=True)
+        self._thread = VitalThread(target=self._run, name="kv-transport", daemon=True)
         self._serving = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._conversations: dict[int, Outgoing | Incoming] = {}
@@ -204,7 +206,7 @@ class KvTransport:
                 raise KvTransferError(f"attempt {incoming.attempt} is over here, or in other hands")
         except KvTransferError as error:
             log.info("a prefill stage was turned away: %s", error)
-            await connection.finish(Failed(str(error)), self.limits.farewell_s)
+            await connection.finish(Failed(error_text(error)), self.limits.farewell_s)
         finally:
             self._strangers.discard(connection)
             if not is_met:

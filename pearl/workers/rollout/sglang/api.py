@@ -1,13 +1,18 @@
 """SGLang's endpoints by name, with a limit on each call and what it says checked."""
 
+import asyncio
 from typing import Any, Literal
 
 from pearl.workers.rollout.protocol import MemoryTag, Role
-from pearl.workers.rollout.sglang.client import Client, OnEnd, OnEvent, ServerError, Stream
+from pearl.workers.rollout.sglang.client import Client, OnEnd, OnEvent, ServerError, Stream, complaint
 from pearl.workers.rollout.sglang.settings import LOADER
 
 QUICK_S = 10.0
 """For what a scheduler does between two iterations."""
+BUSY = 400
+"""How SGLang says that requests are pending."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5
+"""Between two tries of what it refuses while it is busy."""
 SWITCH_LIMIT_S = 60.0
 LOAD_LIMIT_S = 120.0
 FENCE_CALLS = 3
@@ -38,8 +43,27 @@ class SglangApi:
         await self._post("/continue_generation", {"torch_empty_cache": False})
 
     async def flush(self, limit_s: float) -> None:
-        """Forget all cached KV, once it is idle. Raises ServerError when it is not within the limit."""
-        await self._client.good("POST", f"/flush_cache?timeout={limit_s:g}", {}, limit_s=limit_s + QUICK_S)
+        """Forget all cached KV, once it is idle; until then SGLang refuses, and is asked again after a pause.
+
+        Raises:
+            ServerError: it was not idle within the limit, or did not answer.
+        """
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + limit_s
+        pause_s = FIRST_PAUSE_S
+        while True:
+            left_s = max(0.0, end_s - loop.time())
+            path = f"/flush_cache?timeout={left_s:.3g}"  # not every version waits for it
+            answer = await self._client.call("POST", path, {}, limit_s=left_s + QUICK_S)
+            if answer.is_good:
+                return
+            if answer.status != BUSY or loop.time() + pause_s > end_s:
+                raise ServerError(
+                    f"POST /flush_cache: HTTP {answer.status} after {limit_s - max(0.0, end_s - loop.time()):.1f} s: "
+                    f"{complaint(answer.value)}"
+                )
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def load_weights(self, payloads: list[str], label: str) -> None:
         """All of them, into whatever it does or waits with; cached KV is left to ``flush``."""

@@ -32,7 +32,7 @@ class Loading:
             self.staged = None
 
     async def load(self, api: SglangApi) -> Version:
-        """What is staged, into SGLang, and the proof that it is there. ValueError when it is not."""
+        """Load what is staged into SGLang and return the proof that it is there. ValueError when it is not."""
         staged, ranks = self.staged, self._settings.num_gpus
         assert staged is not None
         answer = self._settings.model_directory / ANSWER_NAME

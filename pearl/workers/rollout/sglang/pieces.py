@@ -25,11 +25,7 @@ class Piece(NamedTuple):
 
 
 def checkpoint_pieces(model: PreTrainedModel) -> tuple[Piece, ...]:
-    """Of a model on the meta device, tied tensors under each of their names.
-
-    Raises:
-        ValueError: the checkpoint holds a tensor that is not part of one of the model's.
-    """
+    """Return the checkpoint pieces of a model on the meta device, tied tensors under each of their names."""
     stand_ins: dict[int, torch.Tensor] = {}
     names: dict[int, str] = {}  # canonical name by storage
     given: dict[str, torch.Tensor] = {}
@@ -56,7 +52,7 @@ def checkpoint_pieces(model: PreTrainedModel) -> tuple[Piece, ...]:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    """Its identity, also where there is no memory."""
+    """Return the identity of a storage, also where it has no memory."""
     identity: int = tensor.untyped_storage()._cdata
     return identity
 

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from pearl.types.error_text import error_text
 from pearl.types.splitmix import splitmix64
 from pearl.types.trajectory import FinishReason
 from pearl.types.weights import Version
@@ -107,6 +108,11 @@ class RequestManager:
         except ServerError as error:
             self._closed(attempt, rid, str(error))
             return
+        # One request's body must not take the engine's task group, and all requests, with it.
+        except Exception as error:
+            log.exception("attempt %d could not be handed to SGLang", attempt.number)
+            self._failed(attempt, rid, error)
+            return
         if attempt.rid == rid:
             attempt.close = stream.close
         else:
@@ -117,7 +123,11 @@ class RequestManager:
         while self.is_open and self._waiting:
             attempt = self._waiting.popleft()
             if attempt.number in self.live:
-                self.submit(attempt)
+                try:
+                    self.submit(attempt)
+                except Exception as error:  # as in _hand_over: the others that wait go on
+                    log.exception("attempt %d could not be handed to SGLang", attempt.number)
+                    self._failed(attempt, attempt.rid, error)
 
     def update(self, version: Version) -> None:
         """The weights have changed under those in SGLang."""
@@ -195,11 +205,12 @@ class RequestManager:
         try:
             piece = attempt.read(event)
             self._take(attempt, piece)
-        except MalformedError as error:
+        except Exception as error:  # MalformedError, or a form of answer that nobody foresaw
             # What was told on before is good; another worker may go on from there.
-            log.error("attempt %d: %s", attempt.number, error)
+            log.error("attempt %d: %s", attempt.number, error, exc_info=not isinstance(error, MalformedError))
             self._leave(attempt)
-            self.end(attempt, "abort", f"SGLang's answer was not kept: {error}")
+            if attempt.number in self.live:
+                self.end(attempt, "abort", f"SGLang's answer was not kept: {error_text(error)}")
 
     def _take(self, attempt: Attempt, piece: Piece) -> None:
         if attempt.stage == "prefill":
@@ -256,6 +267,12 @@ class RequestManager:
             # A stage may fail by the other's fault, which another pair does not share.
             is_at_fault = (is_refused or reason.startswith("HTTP 400")) and attempt.stage is None
             self.end(attempt, "error" if is_at_fault else "abort", reason or "SGLang did not finish it")
+
+    def _failed(self, attempt: Attempt, rid: str, error: Exception) -> None:
+        """Something in this code raised over it."""
+        if attempt.rid == rid and attempt.number in self.live:
+            self._leave(attempt)
+            self.end(attempt, "error", f"{type(error).__name__}: {error_text(error)}")
 
     def _stop(self, attempt: Attempt) -> None:
         self._leave(attempt)

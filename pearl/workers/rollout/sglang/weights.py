@@ -66,7 +66,7 @@ class StagedWeights:
                 raise ValueError(f"the update ended without all bytes of tensor {spec.name!r}")
 
     def checksum(self) -> str:
-        """As ``Snapshot.checksum``, over the image."""
+        """Return the checksum of the image, as ``Snapshot.checksum``."""
         view = memoryview(self._image)
         try:
             return weights_checksum(
@@ -76,7 +76,7 @@ class StagedWeights:
             view.release()
 
     def order(self, answer: Path, num_ranks: int) -> list[str]:
-        """What SGLang's ranks are told: a payload each, as its endpoint takes it. They answer in files beside
+        """Return a payload for each of SGLang's ranks, as its endpoint takes it. They answer in files beside
         ``answer``, one a rank."""
         content = {
             "image": f"/proc/{os.getpid()}/fd/{self._fd}",
@@ -89,7 +89,7 @@ class StagedWeights:
         return [payload] * num_ranks
 
     def _place(self, piece: Piece) -> tuple[str, str, int, tuple[int, ...], tuple[int, ...]]:
-        """As SGLang's ranks find it in the image."""
+        """Return where SGLang's ranks find the tensor in the image."""
         spec = self._specs[piece.tensor]
         first_byte = spec.offset + piece.offset * (spec.num_bytes // max(1, math.prod(spec.shape)))
         return piece.name, spec.dtype, first_byte, piece.shape, piece.strides
@@ -100,7 +100,7 @@ class StagedWeights:
 
 
 def answers(answer: Path, num_ranks: int) -> list[dict[str, Any]]:
-    """What the ranks said; each answer can be read once. ValueError when one has not."""
+    """Read the ranks' answers; each can be read once. ValueError when one has not answered."""
     found = []
     for rank in range(num_ranks):
         path = answer.with_name(f"{answer.name}.{rank}")
@@ -113,8 +113,8 @@ def answers(answer: Path, num_ranks: int) -> list[dict[str, Any]]:
 
 
 def complaints(found: list[dict[str, Any]]) -> str:
-    """What is wrong with what was loaded, on any rank; "" = every parameter of every rank holds its part of the image,
-    and every tensor of the image is held by some rank."""
+    """Return what is wrong with what was loaded, on any rank; "" means that every parameter of every rank holds
+    its part of the image, and every tensor of the image is held by some rank."""
     for rank, said in enumerate(found):
         if said.get("error"):
             return f"rank {rank} of SGLang could not load it: {said['error']}"

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from transformers import PreTrainedModel
 
+from pearl.types.error_text import error_text
 from pearl.types.messages.rollout import IterationStat
 from pearl.types.trajectory import FinishReason, VersionRun
 from pearl.types.weights import TensorSpec, Version
@@ -68,8 +69,7 @@ class EngineCore(BaseCore[Request, IncomingWeights]):
 
     # Requests
 
-    def submit(self, request: GenerateRequest) -> None:
-        """Queue it; what is wrong with it comes out as its only delta, with ``finish="error"``."""
+    def _enqueue(self, request: GenerateRequest) -> None:
         if error := invalid_reason(request, self._vocabulary_size):
             self._answer(request, "error", error)
             return
@@ -80,14 +80,15 @@ class EngineCore(BaseCore[Request, IncomingWeights]):
         if request.params.max_new_tokens == 0:
             self._answer(request, None if stage == "prefill" else "length")
             return
-        entry = Request(request, self._num_arrivals, self.scheduler.page_tokens, stage)
-        if not self.scheduler.can_ever_fit(entry):
+        num_tokens = len(request.ids) + (1 if stage == "prefill" else request.params.max_new_tokens)
+        if not self.scheduler.can_ever_hold(num_tokens):  # before room for them is made
             capacity = self.scheduler.pool.num_pages * self.scheduler.page_tokens
-            text = f"{entry.limit} tokens of context and answer never fit into {capacity} tokens of KV"
+            text = f"{num_tokens} tokens of context and answer never fit into {capacity} tokens of KV"
             self._answer(request, "error", text)
             if stage == "prefill":
                 self.stages.refused(request.attempt, request.pair, text)
             return
+        entry = Request(request, self._num_arrivals, self.scheduler.page_tokens, stage)
         self._num_arrivals += 1
         self._requests[request.attempt] = entry
         self.scheduler.add(entry)
@@ -131,7 +132,7 @@ class EngineCore(BaseCore[Request, IncomingWeights]):
             log.exception("a pass over %d requests failed", len(works))
             self._advance(works)
             for work in works:
-                self._end(work.request, "error", f"the iteration failed: {error}")
+                self._end(work.request, "error", f"the iteration failed: {error_text(error)}")
             return
         self._advance(works)
         if sampled is not None:

@@ -8,12 +8,13 @@ an iteration. The inbox is bounded by what the callers await: each holds one ent
 import asyncio
 import logging
 import queue
-import threading
 from collections.abc import Callable
 from typing import TypeVar
 
 from transformers import PreTrainedModel
 
+from pearl.runtime.vital_thread import VitalThread
+from pearl.types.error_text import error_text
 from pearl.types.messages.rollout import IterationStat
 from pearl.types.weights import BucketSpec, TensorSpec, Version
 from pearl.workers.memory_offload.saver import Saver
@@ -70,7 +71,7 @@ class TorchEngine:
         self._settings = settings
         self._core: EngineCore | None = None
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="torch-engine", daemon=True)
+        self._thread = VitalThread(target=self._run, name="torch-engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._attempts = LiveAttempts()
         self._failure = ""
@@ -219,7 +220,7 @@ class TorchEngine:
         # A bug in here must not leave callers waiting: all that runs ends, and nothing more is taken.
         except Exception as error:
             log.exception("the engine failed")
-            self._failure = f"the torch engine failed and serves no more: {error}"
+            self._failure = f"the torch engine failed and serves no more: {error_text(error)}"
             core.state = "invalid"
             core.end_all("error", self._failure)
             did_work = False

@@ -51,9 +51,9 @@ class Scheduler:
         self._prefill_chunk_tokens = prefill_chunk_tokens
         self._max_running = max_running
 
-    def can_ever_fit(self, request: Request) -> bool:
+    def can_ever_hold(self, num_tokens: int) -> bool:
         # The last token's KV is never needed.
-        return self._pages_for(request.limit - 1) <= self.pool.num_pages
+        return self._pages_for(num_tokens - 1) <= self.pool.num_pages
 
     def add(self, request: Request) -> None:
         bisect.insort(self.waiting, request, key=_arrival)

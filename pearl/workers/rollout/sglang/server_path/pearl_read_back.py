@@ -25,8 +25,11 @@ FILLS = (torch.ops.aten.fill_.Scalar, torch.ops.aten.fill_.Tensor, torch.ops.ate
 
 
 def read_back(model: torch.nn.Module, pieces: Pieces) -> dict[str, list[str]]:
-    """What is wrong with the model's parameters: ``wrong`` names those that hold other values than the pieces give
-    them, ``unproven`` those that the pieces do not give wholly, ``unused`` the pieces that reach no parameter."""
+    """Compare the model's parameters with the pieces they were loaded from.
+
+    Returns the names: ``wrong`` hold other values than the pieces give them, ``unproven`` are not wholly given by the
+    pieces, ``unused`` are pieces that reach no parameter.
+    """
     comparison = _Comparison(model, pieces)
     with comparison, _one_thread():
         model.load_weights(comparison.given())  # type: ignore[operator]
@@ -127,7 +130,7 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 def _lies_in(view: torch.Tensor, whole: torch.Tensor) -> bool:
-    """Of two tensors with one storage, by where they begin: several parameters may share one."""
+    """Return whether one tensor begins within another of the same storage: several parameters may share one."""
     first = whole.storage_offset()
     return first <= view.storage_offset() < first + max(1, whole.numel())
 

@@ -1,8 +1,9 @@
-"""``python -I -S keeper.py COMMAND ARGUMENTS...``: runs one command and ends everything that it started.
+"""``python -I -S keeper.py PARENT DIRECTORY COMMAND...``: runs one command and ends everything that it started.
 
 Orphans of the command become this process's children, whatever session or environment they took, so nothing escapes by
-leaving its parent. All are killed when the command ends, on SIGTERM, and when the process that started this one dies.
-Imports nothing of PEARL, since one runs beside every agent.
+leaving its parent. All are killed when the command ends, on SIGTERM, and when the process that started this one
+(PARENT) dies; in the last two cases DIRECTORY is removed too ("" = none).
+Imports nothing of PEARL, since one runs beside every agent and every sandbox.
 """
 
 import ctypes
@@ -16,7 +17,7 @@ NOT_STARTED = 127
 """As a shell says it."""
 
 
-def main(command: list[str], parent: int) -> int:
+def main(parent: int, directory: str, command: list[str]) -> int:
     """The command's exit code, as a shell gives it."""
     libc = ctypes.CDLL(None, use_errno=True)
     for option, value in ((PR_SET_CHILD_SUBREAPER, 1), (PR_SET_PDEATHSIG, signal.SIGTERM)):
@@ -25,7 +26,7 @@ def main(command: list[str], parent: int) -> int:
     signal.signal(signal.SIGTERM, _stop)
     try:
         if os.getppid() != parent:  # it died before the kernel knew whom to tell
-            return 128 + signal.SIGTERM
+            raise _Stopped
         child = os.posix_spawnp(command[0], command, os.environ, setsigdef=[signal.SIGTERM])
         while True:
             pid, status = os.wait()
@@ -33,6 +34,9 @@ def main(command: list[str], parent: int) -> int:
                 code = os.waitstatus_to_exitcode(status)
                 return code if code >= 0 else 128 - code
     except _Stopped:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        end_descendants()
+        _remove(directory)
         return 128 + signal.SIGTERM
     except OSError as error:
         sys.stderr.write(f"{command[0]}: {error.strerror}\n")
@@ -61,6 +65,13 @@ def _children() -> list[int]:
         return [int(pid) for pid in file.read().split()]
 
 
+def _remove(directory: str) -> None:
+    if directory:
+        import shutil  # only here, since a keeper rarely needs it and starts before every agent
+
+        shutil.rmtree(directory, ignore_errors=True)
+
+
 class _Stopped(BaseException):
     """SIGTERM came."""
 
@@ -70,4 +81,4 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[2:], int(sys.argv[1])))
+    sys.exit(main(int(sys.argv[1]), sys.argv[2], sys.argv[3:]))
