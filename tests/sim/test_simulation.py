@@ -185,7 +185,7 @@ def test_a_live_run_chooses_the_gpus_that_the_simulator_chooses() -> None:
         if isinstance(event, PreemptRequested):
             one = next(trace)
             message = Preempt(one.action, one.gpus, one.count, one.grace_s)
-            asked = pending.add(message, chosen.append, pytest.fail)
+            asked = pending.add(message, chosen.append, lambda error: pytest.fail(str(error)))
             event = msgspec.structs.replace(asked, hosts=("local",))
         for command in live.handle(event, now):
             if isinstance(command, AnswerPreempt):
