@@ -152,7 +152,7 @@ class StandIns:
 
     async def report(self) -> control.AgentReport:
         await self._reported.wait()
-        return control.AgentReport("here", (), 1, 1 << 30)
+        return control.AgentReport("here", (), 1 << 30)
 
     def reported(self, report: control.AgentReport) -> None:
         self._reported.set()

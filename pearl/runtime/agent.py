@@ -81,8 +81,7 @@ def make_report(
         offered = gpus.virtual_gpus(host, num_virtual_gpus, virtual_gpu_bytes)
     else:
         offered = gpus.physical_gpus(host, os.environ.get(gpus.VISIBLE_VARIABLE))
-    num_cpus = len(os.sched_getaffinity(0))
-    return AgentReport(host, offered, num_cpus, psutil.virtual_memory().total, preemptible)
+    return AgentReport(host, offered, psutil.virtual_memory().total, preemptible)
 
 
 async def serve(options: argparse.Namespace, report: AgentReport) -> str:

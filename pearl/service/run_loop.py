@@ -379,9 +379,4 @@ def _freeze_gc(stack: ExitStack) -> None:
 
 
 def _started(described: DescribeReply) -> events.Started:
-    return events.Started(
-        described.stop_ids,
-        described.num_train_tasks,
-        described.num_evaluation_tasks,
-        described.can_restore,
-    )
+    return events.Started(described.num_train_tasks, described.num_evaluation_tasks, described.can_restore)

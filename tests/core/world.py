@@ -79,7 +79,7 @@ class World:
         self.training_holds_memory = False
         self.returned: list[commands.ReturnGpus] = []
         self.answers: list[commands.AnswerPreempt] = []
-        self.started = events.Started((1,), num_train_tasks, 0, can_restore)
+        self.started = events.Started(num_train_tasks, 0, can_restore)
         self.tokens: dict[TrajectoryId, int] = {}  # what a token store would hold
         self.attempts: dict[AttemptId, tuple[Slot, TrajectoryId]] = {}  # whose frames it would accept
 
@@ -244,7 +244,7 @@ class World:
             return
         self._interrupt(command.slot)
         worker.holds_memory, worker.version = False, None
-        self.post(events.WorkerReleased(command.op, command.slot, command.incarnation, 1, 0.1), 0.3)
+        self.post(events.WorkerReleased(command.op, command.slot, command.incarnation, 0.1), 0.3)
 
     def _activate(self, command: commands.ActivateWorker) -> None:
         worker = self.workers.get(command.slot)
@@ -264,7 +264,7 @@ class World:
     def _offload(self, command: commands.OffloadTraining) -> None:
         if self.trainer == command.incarnation:
             self.training_holds_memory = False
-            self.post(events.TrainingOffloaded(command.op, command.incarnation, 1, 0.1))
+            self.post(events.TrainingOffloaded(command.op, command.incarnation, 0.1))
 
     def _restore(self, command: commands.RestoreTraining) -> None:
         self._take_training_memory()
@@ -435,9 +435,7 @@ class World:
         assert step is None or step in self.checkpoints, f"no checkpoint of step {step}"
         self.checkpoints.add(0)
         version = Version(command.lineage, step or 0)
-        ready = events.TrainerReady(
-            command.op, command.incarnation, version, checksum(version), step is not None
-        )
+        ready = events.TrainerReady(command.op, command.incarnation, version, checksum(version))
         self.post(ready, 2.0)
 
     def _train(self, command: commands.Train) -> None:

@@ -48,7 +48,7 @@ class Node:
     async def _introduce(self) -> None:
         gpus = tuple(control.Gpu(gpu, 1, True) for gpu in self.gpus)
         model = model_digest(self.cluster.config.model.path)
-        report = control.AgentReport(self.host, gpus, 1, 1, self.preemptible, model)
+        report = control.AgentReport(self.host, gpus, 1, self.preemptible, model)
         try:
             await self.peer.call(report, deadline_s=10)
         except (RemoteError, PeerGoneError) as error:
@@ -63,7 +63,7 @@ class Node:
                 return self.cluster.start_group(message, self.peer)
             case control.StopGroup():
                 self.cluster.kill(message.group)
-                return control.StopGroupReply(message.group, -9, 1)
+                return control.StopGroupReply(message.group, -9)
             case control.GpusReturned():
                 self.returned.extend(message.gpus)
                 if set(self.returned) >= set(self.gpus):
@@ -172,7 +172,7 @@ class Cluster:
 
     async def report(self) -> control.AgentReport:
         await self._reported.wait()
-        return control.AgentReport("here", (), 1, 1 << 30)
+        return control.AgentReport("here", (), 1 << 30)
 
     def reported(self, report: control.AgentReport) -> None:
         self._reported.set()
@@ -203,7 +203,7 @@ class Cluster:
         self._over.set()
 
     async def _tell_report(self) -> None:
-        await self.agent.notify(control.AgentReport("here", (), 1, 1 << 30))
+        await self.agent.notify(control.AgentReport("here", (), 1 << 30))
 
     def join(self, host: str, num_gpus: int, *, slot: int = 0, incarnation: int = 1) -> Node:
         """Another host joins; agents are told apart by their slots."""
@@ -232,7 +232,7 @@ class Cluster:
                 return self.start_group(message, self.agent)
             case control.StopGroup():
                 self.kill(message.group)
-                return control.StopGroupReply(message.group, -9, 1)
+                return control.StopGroupReply(message.group, -9)
         return None
 
     async def _live(self, group: Group, agent: RpcClient) -> None:

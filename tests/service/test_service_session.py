@@ -248,7 +248,7 @@ def test_replay_names_the_first_difference(tmp_path: Path) -> None:
     files = RunFiles(tmp_path)
     files.write_config(config)
     beginning = recovery.fresh(config, files)
-    event = events.Started((1,), 0, 0, True)
+    event = events.Started(0, 0, True)
     commands = beginning.core.handle(event, 1.0)
     beginning.journal.append([(1.0, replay.encode_event(event), replay.encode_commands(commands[:-1]))])
     beginning.journal.close()
