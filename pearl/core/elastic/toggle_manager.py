@@ -28,6 +28,18 @@ TogglePhase = Literal["returning", "home", "offloading", "lent", "restoring"]
 """returning: overlap workers let go (at the run's start: they come up first, and sleep, before training takes the
 memory); home: the training world has its GPUs, or may start; offloading: its state leaves; lent; restoring: its state
 comes back."""
+_NEXT: dict[TogglePhase, tuple[TogglePhase, ...]] = {
+    # returning -> returning: another life of the run begins, as after every other phase
+    "returning": ("returning", "restoring", "home"),
+    "home": ("offloading", "returning"),
+    # offloading -> home: the training world died, and what it held is free
+    "offloading": ("lent", "home", "returning"),
+    "lent": ("returning",),
+    "restoring": ("home", "returning"),
+}
+TRANSITIONS: frozenset[tuple[TogglePhase, TogglePhase]] = frozenset(
+    (before, after) for before, others in _NEXT.items() for after in others
+)
 
 
 class ToggleState(msgspec.Struct):
@@ -51,6 +63,11 @@ class ToggleState(msgspec.Struct):
     activations_s: float = 0.0  # sums, for the means
     num_activations: int = 0
     returns_s: float = 0.0
+
+    def enter(self, phase: TogglePhase) -> None:
+        """Go on to another phase: one that the table above allows."""
+        assert (self.phase, phase) in TRANSITIONS, f"training GPUs: {self.phase} -> {phase} is no move"
+        self.phase = phase
 
 
 class ToggleManager:
@@ -85,7 +102,7 @@ class ToggleManager:
 
     def start(self, now: float) -> None:
         """Start overlap engines at the beginning of a process life, before training takes the memory."""
-        self.state.phase = "returning"
+        self.state.enter("returning")
         self.state.op = OpId(0)
         self.state.was_lent = False
         for row in self.overlap():
@@ -104,7 +121,8 @@ class ToggleManager:
         state = self.state
         assert state.phase == "home", state
         assert self._trainer.status == "idle", self._trainer
-        state.phase, state.borrow_began_s = "offloading", now
+        state.enter("offloading")
+        state.borrow_began_s = now
         state.is_woken = state.has_looked = False
         state.op = self._commands.new_op()
         self._commands.emit(OffloadTraining(state.op, self._trainer.incarnation))
@@ -116,7 +134,8 @@ class ToggleManager:
             return False
         self._gpus_table.free(self._training_gpus(), TRAINING)
         state.op = OpId(0)
-        state.phase, state.was_lent = "lent", True
+        state.enter("lent")
+        state.was_lent = True
         self._counters.borrows += 1
         self._report(now, "lent", event.parts)
         return True
@@ -138,7 +157,7 @@ class ToggleManager:
         if state.phase == "lent":
             self._begin_return(now)
         elif state.phase in ("offloading", "restoring"):
-            state.phase = "home"
+            state.enter("home")
             state.was_lent = False
 
     def advance(self, is_wanted: bool, version: Version | None, now: float) -> None:
@@ -183,7 +202,7 @@ class ToggleManager:
     # returning
 
     def _begin_return(self, now: float) -> None:
-        self.state.phase = "returning"
+        self.state.enter("returning")
         self.state.return_began_s = now
         self.state.has_waited = False
 
@@ -200,7 +219,7 @@ class ToggleManager:
             return
         if self.state.was_lent and self._trainer.status == "idle":
             self._gpus_table.take(self._training_gpus(), TRAINING)
-            self.state.phase = "restoring"
+            self.state.enter("restoring")
             self.state.op = self._commands.new_op()
             self._commands.emit(RestoreTraining(self.state.op, self._trainer.incarnation))
             self._report(now, "restoring")
@@ -222,7 +241,7 @@ class ToggleManager:
 
     def _finish_return(self, now: float, parts: dict[str, float]) -> None:
         state = self.state
-        state.phase = "home"
+        state.enter("home")
         if not state.was_lent:
             return
         state.was_lent = False

@@ -103,7 +103,7 @@ class Rollout:
 
     def _open_environment(self, trajectory: Trajectory) -> None:
         """A fresh episode, or one brought back to the turns that the environment has answered."""
-        trajectory.phase = "opening"
+        trajectory.enter("opening")
         op = self._await_op(trajectory)
         self._commands.emit(
             OpenEpisode(
@@ -221,7 +221,7 @@ class Rollout:
         if not trajectory.env_open:
             self._open_environment(trajectory)
             return
-        trajectory.phase = "stepping"
+        trajectory.enter("stepping")
         trajectory.since_s = now
         op = self._await_op(trajectory)
         self._commands.emit(
@@ -397,7 +397,7 @@ class Rollout:
             self._commands.emit(CloseEpisode(trajectory.id))
 
     def _finish(self, trajectory: Trajectory, outcome: Outcome) -> None:
-        trajectory.phase = "finished"
+        trajectory.enter("finished")
         trajectory.outcome = outcome
         self._close(trajectory)
         self.state.in_flight -= 1

@@ -105,7 +105,8 @@ class Training:
         alive = all(self._lineages.holds(version) for version in trajectory.versions())
         if trajectory.phase == "trained":
             self._count_trained(trajectory, -1)
-            trajectory.phase, trajectory.trained_step = "finished", None
+            trajectory.enter("finished")
+            trajectory.trained_step = None
         if alive:
             return
         if trajectory.phase == "finished":
@@ -214,7 +215,8 @@ class Training:
     def _mark_trained(self, members: list[Trajectory], step: int) -> list[int]:
         staleness = [step - t.start_version.step for t in members if t.start_version is not None]
         for trajectory in members:
-            trajectory.phase, trajectory.trained_step = "trained", step
+            trajectory.enter("trained")
+            trajectory.trained_step = step
             self._count_trained(trajectory, 1)
             self._commands.emit(RecordTrajectory(trajectory.record(self.state.lineage)))
         return staleness
