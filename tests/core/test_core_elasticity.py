@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from world import World
 
 from pearl.service.replay import encode_commands, encode_event
+from pearl.testing.world import World
 from pearl.types import commands, events
 from pearl.types.config import (
     Config,

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
-from fakes import FakeRollout, FakeTraining, small_config
 from stage import Stage, staged
 
+from pearl.testing.fakes import FakeRollout, FakeTraining, small_config
 from pearl.types import commands, events
 from pearl.types.config import Config, RuntimeConfig
 from pearl.types.ids import AttemptId, Incarnation, OpId, Slot, TrajectoryId

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from cluster import Node
-from fakes import small_config
 from stage import Stage, staged
 
 from pearl.config import resolved_json
 from pearl.runtime.errors import RemoteError
+from pearl.testing.cluster import Node
+from pearl.testing.fakes import small_config
 from pearl.types import commands, events
 from pearl.types.config import Config, ElasticConfig, RuntimeConfig
 from pearl.types.ids import GpuId, Incarnation, Slot

@@ -100,7 +100,7 @@ class World:
         return done
 
     def _store(self, event: AnyEvent) -> None:
-        """As the service does: tokens are stored before the event, frames of the dead are not."""
+        """Store tokens as the service does: they are stored before the event, frames of the dead are not."""
         if isinstance(event, events.TokensStreamed):
             for delta in event.deltas:
                 if delta.attempt in self.attempts and self.attempts[delta.attempt][0] == event.slot:
@@ -472,7 +472,7 @@ class World:
             self.post(events.WorkerLost(slot, worker.incarnation, reason, worker.sampled), delay)
 
     def lose_host(self, host: str) -> None:
-        """Its agent and all its workers at once; what is heard first is chance."""
+        """Lose its agent and all its workers at once; what is heard first is chance."""
         for slot in list(self.workers):
             if any(gpu.startswith(f"{host}/") for gpu in self.core._state.table.rows[slot].gpus):
                 self.lose_worker(slot, "its host is gone")
