@@ -23,6 +23,7 @@ from pearl.types import events
 from pearl.types.command_buffer import CommandBuffer
 from pearl.types.commands import AnyCommand, Finish
 from pearl.types.config import Config
+from pearl.types.core_context import CoreContext
 from pearl.types.events import AnyEvent
 from pearl.types.profile import Profile
 from pearl.types.reports import ComparisonReport, EvaluationReport, NoteReport
@@ -37,15 +38,18 @@ class Coordinator:
         self._state = state = state if state is not None else fresh_state(config)
         self._commands = CommandBuffer(state.next_op)
         self._now = state.first_now  # of the newest event
-        self._elastic = ElasticScheduler(
-            state.elastic, config, state.table, state.trainer, state.counters, self._commands
+        context = CoreContext(
+            config,
+            state.table,
+            state.elastic.gpu_table,
+            state.trainer,
+            state.lineages,
+            state.counters,
+            self._commands,
         )
-        self._rollout = Rollout(
-            state.rollout, config, state.table, state.lineages, state.counters, self._commands
-        )
-        self._training = Training(
-            state.trainer, config, self._rollout, state.lineages, state.counters, self._commands
-        )
+        self._elastic = ElasticScheduler(state.elastic, context)
+        self._rollout = Rollout(state.rollout, context)
+        self._training = Training(context, self._rollout)
 
     @classmethod
     def restore(cls, config: Config, snapshot: bytes) -> "Coordinator":

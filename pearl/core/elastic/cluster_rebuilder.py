@@ -10,16 +10,14 @@ import msgspec
 from pearl.core.elastic.gate import ExpansionGate
 from pearl.core.elastic.role_manager import report_plan
 from pearl.core.elastic.worker_lifecycle import WorkerLifecycle
-from pearl.types.command_buffer import CommandBuffer
 from pearl.types.commands import ReturnGpus
-from pearl.types.config import Config
-from pearl.types.counters import Counters
-from pearl.types.gpu_table import GpuRow, GpuTable
+from pearl.types.core_context import CoreContext
+from pearl.types.gpu_table import GpuRow
 from pearl.types.ids import GpuId, Slot
 from pearl.types.plan import Plan
 from pearl.types.reports import GpusReport, HandoffReport, NoteReport
 from pearl.types.weights import Version
-from pearl.types.worker_table import WorkerRow, WorkerTable
+from pearl.types.worker_table import WorkerRow
 
 RETRY_S = 5.0
 """Before a GPU is tried again on which a worker failed twice in a row; doubles with each failure more."""
@@ -44,24 +42,16 @@ class ClusterState(msgspec.Struct):
 
 class ClusterRebuilder:
     def __init__(
-        self,
-        state: ClusterState,
-        table: WorkerTable,
-        gpu_table: GpuTable,
-        lifecycle: WorkerLifecycle,
-        gate: ExpansionGate,
-        config: Config,
-        counters: Counters,
-        commands_out: CommandBuffer,
+        self, state: ClusterState, context: CoreContext, lifecycle: WorkerLifecycle, gate: ExpansionGate
     ) -> None:
         self.state = state
-        self._table = table
-        self._gpus_table = gpu_table
+        self._table = context.table
+        self._gpus_table = context.gpu_table
         self._lifecycle = lifecycle
         self._gate = gate
-        self._config = config
-        self._counters = counters
-        self._commands = commands_out
+        self._config = context.config
+        self._counters = context.counters
+        self._commands = context.commands
 
     # what comes and goes
 

@@ -20,16 +20,14 @@ from pearl.core.elastic.runtime_tracker import RuntimeTracker, TrackerState, Tra
 from pearl.core.elastic.toggle_manager import ToggleManager, ToggleState
 from pearl.core.elastic.worker_lifecycle import Target, WorkerLifecycle
 from pearl.types import events
-from pearl.types.command_buffer import CommandBuffer
 from pearl.types.commands import AnswerPreempt, ReturnGpus
 from pearl.types.config import Config
-from pearl.types.counters import Counters
+from pearl.types.core_context import CoreContext
 from pearl.types.gpu_table import GpuRow, GpuTable
 from pearl.types.ids import GpuId, Slot
 from pearl.types.profile import IterationSums
 from pearl.types.reports import GateReport, NoteReport, ProfileReport
-from pearl.types.trainer_state import TrainerState
-from pearl.types.worker_table import WorkerRow, WorkerTable
+from pearl.types.worker_table import WorkerRow
 
 
 class ElasticState(msgspec.Struct):
@@ -54,26 +52,17 @@ class TrainingDemand(msgspec.Struct, frozen=True):
 
 
 class ElasticScheduler:
-    def __init__(
-        self,
-        state: ElasticState,
-        config: Config,
-        table: WorkerTable,
-        trainer: TrainerState,
-        counters: Counters,
-        commands_out: CommandBuffer,
-    ) -> None:
+    def __init__(self, state: ElasticState, context: CoreContext) -> None:
         self._state = state
-        self._reconciled_at: tuple[object, ...] | None = (
-            None  # what the newest full look saw; not remembered over a restart
-        )
+        self._reconciled_at: tuple[object, ...] | None = None
+        """What the newest full look saw; not remembered over a restart."""
         self._wakeup: float | None = None
-        self._config = config
-        self._table = table
-        self._gpus_table = gpu_table = state.gpu_table
-        self._trainer = trainer
-        self._counters = counters
-        self._commands = commands_out
+        self._config = config = context.config
+        self._table = context.table
+        self._gpus_table = context.gpu_table
+        self._trainer = context.trainer
+        self._counters = context.counters
+        self._commands = context.commands
         elastic = config.elastic
         self.tracker = RuntimeTracker(
             state.tracker,
@@ -86,31 +75,10 @@ class ElasticScheduler:
         self._record = AllocationHistory(state.record, elastic.smoothing)
         self._lending_gate = LendingGate(state.gate, elastic)
         self._expansion_gate = ExpansionGate(state.gate, elastic)
-        self.lifecycle = WorkerLifecycle(table, gpu_table, config, commands_out)
-        self.roles = RoleManager(
-            state.roles, table, self.lifecycle, self.tracker, config, counters, commands_out
-        )
-        self.rebuilder = ClusterRebuilder(
-            state.cluster,
-            table,
-            gpu_table,
-            self.lifecycle,
-            self._expansion_gate,
-            config,
-            counters,
-            commands_out,
-        )
-        self.toggle = ToggleManager(
-            state.toggle,
-            trainer,
-            table,
-            gpu_table,
-            self.lifecycle,
-            self._lending_gate,
-            config,
-            counters,
-            commands_out,
-        )
+        self.lifecycle = WorkerLifecycle(context)
+        self.roles = RoleManager(state.roles, context, self.lifecycle, self.tracker)
+        self.rebuilder = ClusterRebuilder(state.cluster, context, self.lifecycle, self._expansion_gate)
+        self.toggle = ToggleManager(state.toggle, context, self.lifecycle, self._lending_gate)
 
     # the run's lives
 

@@ -13,16 +13,13 @@ import msgspec
 from pearl.core.elastic.gate import LendingGate
 from pearl.core.elastic.worker_lifecycle import WorkerLifecycle
 from pearl.types import events
-from pearl.types.command_buffer import CommandBuffer
 from pearl.types.commands import OffloadTraining, RestoreTraining
-from pearl.types.config import Config
-from pearl.types.counters import Counters
-from pearl.types.gpu_table import TRAINING, GpuTable
+from pearl.types.core_context import CoreContext
+from pearl.types.gpu_table import TRAINING
 from pearl.types.ids import GpuId, OpId, Slot
 from pearl.types.reports import HandoffReport, TrainingReport
-from pearl.types.trainer_state import TrainerState
 from pearl.types.weights import Version
-from pearl.types.worker_table import INACTIVE, WorkerRow, WorkerTable
+from pearl.types.worker_table import INACTIVE, WorkerRow
 
 TogglePhase = Literal["returning", "home", "offloading", "lent", "restoring"]
 """returning: overlap workers let go (at the run's start: they come up first, and sleep, before training takes the
@@ -72,26 +69,17 @@ class ToggleState(msgspec.Struct):
 
 class ToggleManager:
     def __init__(
-        self,
-        state: ToggleState,
-        trainer: TrainerState,
-        table: WorkerTable,
-        gpu_table: GpuTable,
-        lifecycle: WorkerLifecycle,
-        gate: LendingGate,
-        config: Config,
-        counters: Counters,
-        commands_out: CommandBuffer,
+        self, state: ToggleState, context: CoreContext, lifecycle: WorkerLifecycle, gate: LendingGate
     ) -> None:
         self.state = state
-        self._trainer = trainer
-        self._table = table
-        self._gpus_table = gpu_table
+        self._trainer = context.trainer
+        self._table = context.table
+        self._gpus_table = context.gpu_table
         self._lifecycle = lifecycle
         self._gate = gate
-        self._config = config
-        self._counters = counters
-        self._commands = commands_out
+        self._config = context.config
+        self._counters = context.counters
+        self._commands = context.commands
 
     @property
     def training_holds_gpus(self) -> bool:

@@ -7,7 +7,6 @@ moves when is for the cluster rebuilder and the toggle manager.
 from typing import Protocol
 
 from pearl.types import events
-from pearl.types.command_buffer import CommandBuffer
 from pearl.types.commands import (
     ActivateWorker,
     Interrupt,
@@ -17,12 +16,11 @@ from pearl.types.commands import (
     StopWorker,
     UpdateWeights,
 )
-from pearl.types.config import Config
-from pearl.types.gpu_table import GpuTable
+from pearl.types.core_context import CoreContext
 from pearl.types.ids import Incarnation, OpId, Slot
 from pearl.types.reports import WorkerReport
 from pearl.types.weights import Version
-from pearl.types.worker_table import INACTIVE, WorkerRow, WorkerStatus, WorkerTable
+from pearl.types.worker_table import INACTIVE, WorkerRow, WorkerStatus
 
 MAX_ERRORS = 3
 """Failed attempts of a worker in a row before it is replaced: one can be chance, a broken engine fails them all."""
@@ -40,13 +38,11 @@ class Target(Protocol):
 
 
 class WorkerLifecycle:
-    def __init__(
-        self, table: WorkerTable, gpu_table: GpuTable, config: Config, commands_out: CommandBuffer
-    ) -> None:
-        self._table = table
-        self._gpus_table = gpu_table
-        self._config = config
-        self._commands = commands_out
+    def __init__(self, context: CoreContext) -> None:
+        self._table = context.table
+        self._gpus_table = context.gpu_table
+        self._config = context.config
+        self._commands = context.commands
 
     # moves
 

@@ -10,14 +10,10 @@ from pearl.core.pipeline.buffer import Cohort
 from pearl.core.pipeline.rollout import Rollout
 from pearl.core.pipeline.trajectory import Trajectory
 from pearl.types import events
-from pearl.types.command_buffer import CommandBuffer
 from pearl.types.commands import RecordTrajectory, StartTrainer, Train, TrainSample
-from pearl.types.config import Config
-from pearl.types.counters import Counters
+from pearl.types.core_context import CoreContext
 from pearl.types.ids import Incarnation, OpId
-from pearl.types.lineage import Lineages
 from pearl.types.reports import NoteReport, StepReport, TrainingReport
-from pearl.types.trainer_state import TrainerState
 from pearl.types.trajectory import Outcome
 from pearl.types.weights import Version
 
@@ -30,21 +26,13 @@ class Published(msgspec.Struct, frozen=True):
 
 
 class Training:
-    def __init__(
-        self,
-        state: TrainerState,
-        config: Config,
-        rollout: Rollout,
-        lineages: Lineages,
-        counters: Counters,
-        commands_out: CommandBuffer,
-    ) -> None:
-        self.state = state
-        self._config = config
+    def __init__(self, context: CoreContext, rollout: Rollout) -> None:
+        self.state = context.trainer
+        self._config = context.config
         self._rollout = rollout
-        self._lineages = lineages
-        self._counters = counters
-        self._commands = commands_out
+        self._lineages = context.lineages
+        self._counters = context.counters
+        self._commands = context.commands
 
     def start(self, now: float) -> None:
         state = self.state
