@@ -20,6 +20,7 @@ from pearl.core.pipeline.training import Published, Training
 from pearl.core.pipeline.trajectory import Trajectory
 from pearl.core.state import CoreState, fresh_state
 from pearl.types import events
+from pearl.types.change_flag import ChangeFlag
 from pearl.types.command_buffer import CommandBuffer
 from pearl.types.commands import AnyCommand, Finish
 from pearl.types.config import Config
@@ -38,6 +39,7 @@ class Coordinator:
         self._state = state = state if state is not None else fresh_state(config)
         self._commands = CommandBuffer(state.next_op)
         self._now = state.first_now  # of the newest event
+        self._changes = ChangeFlag()
         context = CoreContext(
             config,
             state.table,
@@ -46,6 +48,7 @@ class Coordinator:
             state.lineages,
             state.counters,
             self._commands,
+            self._changes,
         )
         self._elastic = ElasticScheduler(state.elastic, context)
         self._rollout = Rollout(state.rollout, context)
@@ -129,7 +132,7 @@ class Coordinator:
                 self._on_trainer_lost(event, now)
             case events.Tick():
                 self._rollout.on_tick(now)
-                self._elastic.mark_dirty()
+                self._changes.mark()  # by time alone something may be due
             case events.Started():
                 self._on_started(event, now)
             case events.Resumed():

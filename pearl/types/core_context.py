@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from pearl.types.change_flag import ChangeFlag
 from pearl.types.command_buffer import CommandBuffer
 from pearl.types.config import Config
 from pearl.types.counters import Counters
@@ -21,3 +22,4 @@ class CoreContext(NamedTuple):
     lineages: Lineages
     counters: Counters
     commands: CommandBuffer
+    changes: ChangeFlag  # of workers, GPUs, lending and the training world

@@ -46,6 +46,6 @@ def test_looking_at_everything_after_each_event_changes_no_command(
     world = eventful(seed, **elastic)
     thorough = Coordinator(world.config)
     for number, (now, event, done) in enumerate(world.entries):
-        thorough._elastic.mark_dirty()
+        thorough._changes.mark()
         assert thorough.handle(event, now) == done, (number, now, event)
     assert thorough.snapshot() == world.core.snapshot()

@@ -52,11 +52,13 @@ class ClusterRebuilder:
         self._config = context.config
         self._counters = context.counters
         self._commands = context.commands
+        self._changes = context.changes
 
     # what comes and goes
 
     def on_arrived(self, gpus: tuple[GpuId, ...], now: float) -> None:
         """Take arrived GPUs; those still being given back arrive once they have been."""
+        self._changes.mark()
         known = self._gpus_table.rows
         for row in (known[gpu] for gpu in gpus if gpu in known):
             row.is_back = row.reclaim_deadline_s is not None
@@ -95,6 +97,7 @@ class ClusterRebuilder:
 
     def _take_back(self, rows: list[GpuRow], grace_s: float, now: float) -> list[GpuRow]:
         """Returns those of them that were not being taken back already."""
+        self._changes.mark()
         new = [row for row in rows if row.reclaim_deadline_s is None]
         for row in rows:
             sooner = now + grace_s if row.reclaim_deadline_s is None else row.reclaim_deadline_s
@@ -157,6 +160,7 @@ class ClusterRebuilder:
             return
         if there := [row for row in due if not row.is_lost]:
             self._tell_returned(there, now)
+        self._changes.mark()
         back = tuple(row.gpu for row in due if row.is_back)
         for row in due:
             row.present = row.is_lost = row.is_back = False
@@ -241,6 +245,7 @@ class ClusterRebuilder:
 
     def note_failure(self, row: WorkerRow, now: float) -> None:
         """A worker on preemptible GPUs died: they are tried again, later each time, and at last no more."""
+        self._changes.mark()
         for gpu in (self._gpus_table.rows[gpu] for gpu in row.gpus):
             gpu.failures += 1
             gpu.retry_at_s = now + (RETRY_S * 2.0 ** (gpu.failures - 2) if gpu.failures > 1 else 0.0)

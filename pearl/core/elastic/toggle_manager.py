@@ -80,17 +80,22 @@ class ToggleManager:
         self._config = context.config
         self._counters = context.counters
         self._commands = context.commands
+        self._changes = context.changes
 
     @property
     def training_holds_gpus(self) -> bool:
         return self.state.phase == "home"
+
+    def _enter(self, phase: TogglePhase) -> None:
+        self.state.enter(phase)
+        self._changes.mark()
 
     def overlap(self) -> list[WorkerRow]:
         return [row for row in self._table.rows.values() if row.zone == "overlap"]
 
     def start(self, now: float) -> None:
         """Start overlap engines at the beginning of a process life, before training takes the memory."""
-        self.state.enter("returning")
+        self._enter("returning")
         self.state.op = OpId(0)
         self.state.was_lent = False
         for row in self.overlap():
@@ -109,7 +114,7 @@ class ToggleManager:
         state = self.state
         assert state.phase == "home", state
         assert self._trainer.status == "idle", self._trainer
-        state.enter("offloading")
+        self._enter("offloading")
         state.borrow_began_s = now
         state.is_woken = state.has_looked = False
         state.op = self._commands.new_op()
@@ -122,7 +127,7 @@ class ToggleManager:
             return False
         self._gpus_table.free(self._training_gpus(), TRAINING)
         state.op = OpId(0)
-        state.enter("lent")
+        self._enter("lent")
         state.was_lent = True
         self._counters.borrows += 1
         self._report(now, "lent", event.parts)
@@ -145,7 +150,7 @@ class ToggleManager:
         if state.phase == "lent":
             self._begin_return(now)
         elif state.phase in ("offloading", "restoring"):
-            state.enter("home")
+            self._enter("home")
             state.was_lent = False
 
     def advance(self, is_wanted: bool, version: Version | None, now: float) -> None:
@@ -190,7 +195,7 @@ class ToggleManager:
     # returning
 
     def _begin_return(self, now: float) -> None:
-        self.state.enter("returning")
+        self._enter("returning")
         self.state.return_began_s = now
         self.state.has_waited = False
 
@@ -207,7 +212,7 @@ class ToggleManager:
             return
         if self.state.was_lent and self._trainer.status == "idle":
             self._gpus_table.take(self._training_gpus(), TRAINING)
-            self.state.enter("restoring")
+            self._enter("restoring")
             self.state.op = self._commands.new_op()
             self._commands.emit(RestoreTraining(self.state.op, self._trainer.incarnation))
             self._report(now, "restoring")
@@ -229,7 +234,7 @@ class ToggleManager:
 
     def _finish_return(self, now: float, parts: dict[str, float]) -> None:
         state = self.state
-        state.enter("home")
+        self._enter("home")
         if not state.was_lent:
             return
         state.was_lent = False

@@ -43,6 +43,7 @@ class WorkerLifecycle:
         self._gpus_table = context.gpu_table
         self._config = context.config
         self._commands = context.commands
+        self._changes = context.changes
 
     # moves
 
@@ -125,8 +126,12 @@ class WorkerLifecycle:
         row.version = None
         self._move(row, "gone", now, reason)
 
-    def _move(self, row: WorkerRow, to: WorkerStatus, now: float, reason: str = "") -> None:
+    def _set_status(self, row: WorkerRow, to: WorkerStatus) -> None:
         self._table.move(row, to)
+        self._changes.mark()
+
+    def _move(self, row: WorkerRow, to: WorkerStatus, now: float, reason: str = "") -> None:
+        self._set_status(row, to)
         if to not in ("updating", "activating"):
             row.target = None
         self._commands.report(
@@ -165,7 +170,7 @@ class WorkerLifecycle:
             return True
         row.version, row.failed_updates = event.version, 0
         row.target = None
-        self._table.move(row, "verified")  # not reported: nearly always it is admitted at once
+        self._set_status(row, "verified")  # not reported: nearly always it is admitted at once
         return True
 
     def on_update_failed(self, event: events.WeightsFailed, target: Target | None, now: float) -> bool:
@@ -188,7 +193,7 @@ class WorkerLifecycle:
         if row is None or row.status != "switching":
             return False
         row.op = OpId(0)
-        self._table.move(row, "verified")
+        self._set_status(row, "verified")
         return True
 
     def on_released(self, event: events.WorkerReleased, now: float) -> bool:
@@ -225,7 +230,7 @@ class WorkerLifecycle:
             return
         for row in self._table.rows.values():
             if row.status == "updating" and not row.op and row.target != target.version:
-                self._table.move(row, "ready")  # what it waited for is out
+                self._set_status(row, "ready")  # what it waited for is out
                 row.target, row.version = None, None
             if row.status in ("ready", "verified", "serving") and row.version != target.version:
                 self.update(row, target.version, now)

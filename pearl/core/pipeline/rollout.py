@@ -60,10 +60,10 @@ class Rollout:
         self._config = config = context.config
         self._table = table = context.table
         self._lineages = lineages = context.lineages
-        self._counters = counters = context.counters
+        self._counters = context.counters
         self._commands = commands_out = context.commands
         self._limit = config.rollout.max_in_flight or config.data.batch_size
-        self._attempts = Attempts(state.dispatch.attempts, state.trajectories, table, counters, commands_out)
+        self._attempts = Attempts(state.dispatch.attempts, state.trajectories, context)
         self.dispatcher = Dispatcher(state.dispatch, config.rollout, table, lineages, commands_out)
 
     # opening
@@ -245,7 +245,7 @@ class Rollout:
         if finish == "error":
             row.errors += 1
             trajectory.errors += 1
-            self._counters.failed_attempts += 1
+            self._attempts.count_failure()
         elif finish != "abort":
             row.errors = trajectory.errors = 0
         if trajectory.restart:
