@@ -12,8 +12,10 @@ import msgspec
 from pearl.config.schema import ConfigError, problems
 from pearl.config.suggestions import nearest
 from pearl.types import tcp_address
-from pearl.types.config import Config
+from pearl.types.config import Config, TrainingConfig
 
+ADVANTAGES = ("group", "leave-one-out", "batch")
+OWN_FUNCTION = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
 BUILT_IN_ENVIRONMENTS = ("bugfix", "emulated", "harness")
 PROBE_LIMIT_S = 30.0
 RATIO = re.compile(r"[1-9][0-9]{0,4}P[1-9][0-9]{0,4}D")
@@ -112,6 +114,7 @@ def _rollout(config: Config) -> Iterator[str]:
 
 def _training(config: Config) -> Iterator[str]:
     training, warm_start = config.training, config.warm_start
+    yield from _objective(training)
     groups = config.data.batch_size // config.data.group_size
     if training.updates_per_step > groups:
         yield (
@@ -127,6 +130,38 @@ def _training(config: Config) -> Iterator[str]:
         yield (
             f"warm_start.warmup_steps: {warm_start.warmup_steps} is more than "
             f"warm_start.num_steps = {warm_start.num_steps}"
+        )
+
+
+def _objective(training: TrainingConfig) -> Iterator[str]:
+    if training.correction_low >= training.tis_cap:
+        yield (
+            f"training.correction_low: {training.correction_low} is not below training.tis_cap = "
+            f"{training.tis_cap}, the upper bound"
+        )
+    if training.advantage not in ADVANTAGES and not re.fullmatch(OWN_FUNCTION, training.advantage):
+        yield (
+            f'training.advantage: "{training.advantage}" is unknown; built in: {", ".join(ADVANTAGES)} '
+            '(your own: "package.module:function")'
+        )
+    if training.loss and not re.fullmatch(OWN_FUNCTION, training.loss):
+        yield f'training.loss: "{training.loss}" is not "package.module:function"'
+    if training.loss and training.objective != "ppo":
+        yield (
+            f'training.objective: "{training.objective}" is not used beside training.loss = "{training.loss}"; '
+            "leave one of them out"
+        )
+    if training.kl_estimator == "k1" and training.kl_in == "loss" and training.kl_coefficient:
+        yield (
+            'training.kl_estimator: "k1" in the loss pulls towards no reference, its gradient is 0 in the mean; '
+            'use "k2" or "k3", or training.kl_in = "reward"'
+        )
+    if training.kl_in == "reward" and not training.kl_coefficient:
+        yield 'training.kl_in: "reward" has no effect while training.kl_coefficient = 0'
+    if training.reference_reset_every and not training.kl_coefficient:
+        yield (
+            f"training.reference_reset_every: {training.reference_reset_every} has no effect while "
+            "training.kl_coefficient = 0"
         )
 
 
@@ -229,8 +264,6 @@ def _emulated(config: Config) -> Iterator[str]:
         )
     if config.model.device != "cpu":
         yield f'model.device: "{config.model.device}": emulated workers run on no GPU; use "cpu"'
-    if config.emulated.launcher != "process":
-        yield f'emulated.launcher: "{config.emulated.launcher}" is not built; use "process", a process a worker'
 
 
 def _agreement(config: Config) -> Iterator[str]:

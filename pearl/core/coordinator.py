@@ -20,16 +20,17 @@ from pearl.core.pipeline.training import Published, Training
 from pearl.core.pipeline.trajectory import Trajectory
 from pearl.core.state import CoreState, fresh_state
 from pearl.types import events
+from pearl.types.change_flag import ChangeFlag
 from pearl.types.command_buffer import CommandBuffer
 from pearl.types.commands import AnyCommand, Finish
 from pearl.types.config import Config
+from pearl.types.core_context import CoreContext
 from pearl.types.events import AnyEvent
+from pearl.types.exit_codes import EXIT_FAILURE
 from pearl.types.gpu_table import AWAITED_HOST, POOLS
 from pearl.types.profile import Profile
 from pearl.types.reports import ComparisonReport, EvaluationReport, NoteReport
 from pearl.types.worker_table import WorkerRow
-
-EXIT_FAILURE = 1
 
 
 class Coordinator:
@@ -38,15 +39,20 @@ class Coordinator:
         self._state = state = state if state is not None else fresh_state(config)
         self._commands = CommandBuffer(state.next_op)
         self._now = state.first_now  # of the newest event
-        self._elastic = ElasticScheduler(
-            state.elastic, config, state.table, state.trainer, state.counters, self._commands
+        self._changes = ChangeFlag()
+        context = CoreContext(
+            config,
+            state.table,
+            state.elastic.gpu_table,
+            state.trainer,
+            state.lineages,
+            state.counters,
+            self._commands,
+            self._changes,
         )
-        self._rollout = Rollout(
-            state.rollout, config, state.table, state.lineages, state.counters, self._commands
-        )
-        self._training = Training(
-            state.trainer, config, self._rollout, state.lineages, state.counters, self._commands
-        )
+        self._elastic = ElasticScheduler(state.elastic, context)
+        self._rollout = Rollout(state.rollout, context)
+        self._training = Training(context, self._rollout)
 
     @classmethod
     def restore(cls, config: Config, snapshot: bytes) -> "Coordinator":
@@ -104,6 +110,8 @@ class Coordinator:
                 return self._counted(self._elastic.lifecycle.on_released(event, now))
             case events.RoleSet():
                 return self._counted(self._elastic.roles.on_role_set(event, now))
+            case events.PreemptRequested():
+                self._elastic.on_preempt_requested(event, now)
             case events.GpusArrived():
                 self._elastic.on_arrived(event, now)
             case events.GpusReclaimed():
@@ -124,7 +132,7 @@ class Coordinator:
                 self._on_trainer_lost(event, now)
             case events.Tick():
                 self._rollout.on_tick(now)
-                self._elastic.mark_dirty()
+                self._changes.mark()  # by time alone something may be due
             case events.Started():
                 self._on_started(event, now)
             case events.Resumed():

@@ -6,6 +6,7 @@ from typing import Literal
 import msgspec
 
 from pearl.types.trajectory import VersionRun
+from pearl.types.version_runs import append_run, first_runs
 from pearl.types.weights import Version
 
 TokenKind = Literal["prompt", "generated", "observation"]
@@ -74,12 +75,12 @@ class GrowingTokens:
         else:
             self._spans.append(Span(kind, turn, count))
         for run in runs:
-            self._append_run(run)
+            append_run(self._runs, run)
 
     def cut(self, length: int) -> None:
         """Keep the first ``length`` tokens; an answer of no tokens stays when all before it does."""
         num_generated, self._spans = _cut_spans(self._spans, length)
-        self._runs = _cut_runs(self._runs, num_generated)
+        self._runs = first_runs(self._runs, num_generated)
         del self._ids[length * ID_BYTES :]
         del self._logprobs[length * LOGPROB_BYTES :]
 
@@ -99,13 +100,6 @@ class GrowingTokens:
             actions=_by_turn(self._spans, ids, "generated"),
             observations=_by_turn(self._spans, ids, "observation"),
         )
-
-    def _append_run(self, run: VersionRun) -> None:
-        last = self._runs[-1] if self._runs else None
-        if last is not None and last.version == run.version and last.kv_version == run.kv_version:
-            self._runs[-1] = VersionRun(run.version, last.count + run.count, run.kv_version)
-        else:
-            self._runs.append(run)
 
 
 def _flag(is_set: bool) -> bytes:
@@ -137,13 +131,3 @@ def _cut_spans(spans: list[Span], length: int) -> tuple[int, list[Span]]:
         num_generated += count if span.kind == "generated" else 0
         start += span.count
     return num_generated, kept
-
-
-def _cut_runs(runs: list[VersionRun], count: int) -> list[VersionRun]:
-    kept: list[VersionRun] = []
-    for run in runs:
-        if count <= 0:
-            break
-        kept.append(VersionRun(run.version, min(run.count, count), run.kv_version))
-        count -= run.count
-    return kept

@@ -29,8 +29,8 @@ from pearl.service.console import Console
 from pearl.service.loop.command_executor import CommandExecutor
 from pearl.service.loop.event_ingest import EventIngest
 from pearl.service.loop.event_loop import EventLoop, RunClock
-from pearl.service.loop.inbox import Inbox, PreemptRequested, TokenFrame
-from pearl.service.loop.preemption import Preemption
+from pearl.service.loop.inbox import Inbox, TokenFrame
+from pearl.service.loop.pending_preempts import PendingPreempts
 from pearl.service.loop.tasks import Tasks
 from pearl.service.loop.token_ingest import TokenIngest
 from pearl.service.loop.trace_player import Steps, TracePlayer, rest
@@ -93,6 +93,7 @@ class RunLoop:
         self._beginning = beginning
         self._clock = MonotonicClock()
         self._inbox = Inbox(config.runtime.queue_messages)
+        self._preempts = PendingPreempts()
         self._agent = agent
         self._trace = trace
         self._status = StatusJson(lambda: strict_json(beginning.core.status()), self._clock)
@@ -194,14 +195,22 @@ class RunLoop:
             config, server, inbox, workers.terminate, trainer.await_liveness_known, tasks.spawn
         )
         executor = CommandExecutor(
-            store, frames, environments, workers, worker_control, agents, trainer, self._files, self._console
+            store,
+            frames,
+            environments,
+            workers,
+            worker_control,
+            agents,
+            trainer,
+            self._preempts,
+            self._files,
+            self._console,
         )
-        preemption = Preemption(core.status, agents.hosts, inter=config.elastic.inter)
         ingest = EventIngest(
             store,
             frames,
             environments,
-            preemption,
+            agents.hosts,
             described.vocabulary_size,
             self._clock,
             workers.terminate,
@@ -210,7 +219,9 @@ class RunLoop:
         driver = EventLoop(core, clock, inbox, ingest, executor, store, self._beginning.journal, self._files)
         is_new = self._beginning.is_new
         if trace := self._trace if is_new else rest(self._trace, now, self._step()):
-            player = TracePlayer(trace, self._clock, self._clock.now() - now, steps, inbox, say)
+            player = TracePlayer(
+                trace, self._clock, self._clock.now() - now, steps, inbox, self._preempts, say
+            )
             tasks.spawn("trace", player.play())
         _freeze_gc(stack)
         self.is_driving = True
@@ -354,7 +365,7 @@ class RunLoop:
                     log.info("%s: %s of %s", peer, request.action, ", ".join(gpus))
                     reply(PreemptReply(gpus))
 
-                self._inbox.put_urgent(PreemptRequested(request, accept, fail))
+                self._inbox.put_urgent(self._preempts.add(request, accept, fail))
             case Preempt():
                 fail(ValueError("the run is still starting: try again in a moment"))
             case _:
@@ -385,9 +396,5 @@ def _freeze_gc(stack: ExitStack) -> None:
 
 def _started(described: DescribeReply, reserved: tuple[GpuId, ...]) -> events.Started:
     return events.Started(
-        described.stop_ids,
-        described.num_train_tasks,
-        described.num_evaluation_tasks,
-        described.can_restore,
-        reserved,
+        described.num_train_tasks, described.num_evaluation_tasks, described.can_restore, reserved
     )

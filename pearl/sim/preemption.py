@@ -1,12 +1,9 @@
-"""Preemptible GPUs in a simulated run: plays a trace, and counts how long GPUs were there.
-
-The newest to arrive are the first to go, so counts mean whole workers as long as they come and go in multiples of one.
-"""
+"""Preemptible GPUs in a simulated run: asks the core for what a trace says, and counts how long GPUs were there."""
 
 from collections.abc import Callable, Sequence
 
 from pearl.sim.clock import VirtualClock
-from pearl.types import events
+from pearl.types import commands, events
 from pearl.types.config import Config
 from pearl.types.events import AnyEvent
 from pearl.types.ids import GpuId
@@ -26,8 +23,10 @@ class Preemption:
         self._clock = clock
         self._post = post
         self._trace = tuple(trace) if config.elastic.inter else ()
-        self._absent = list(reversed(preemptible_gpus(config)))  # the lowest last: it comes next
-        self._present: list[GpuId] = []
+        self._known = set(preemptible_gpus(config))
+        self._hosts = {"local"}
+        self._present: set[GpuId] = set()
+        self._asked: list[TraceEvent] = []  # the number of a request is its index
         self._speed = config.elastic.trace_speed
         self._at_step = sorted(
             (event for event in self._trace if event.at_step is not None), key=lambda e: e.at_step or 0
@@ -50,35 +49,42 @@ class Preemption:
             self._happen(self._at_step.pop(0))
 
     def _happen(self, event: TraceEvent) -> None:
+        gpus = tuple(map(GpuId, event.gpus))
+        if event.action == "arrive":
+            gpus = self._join(gpus)
+        if gpus or event.count:
+            self._asked.append(event)
+            request = len(self._asked) - 1
+            hosts = tuple(sorted(self._hosts))
+            self._post(
+                events.PreemptRequested(
+                    request, event.action, gpus, event.count, event.grace_s, hosts, "the trace"
+                )
+            )
+
+    def _join(self, gpus: tuple[GpuId, ...]) -> tuple[GpuId, ...]:
+        """Let the GPUs that the core has never heard of join with their hosts; returns the others."""
+        new = tuple(gpu for gpu in gpus if gpu not in self._known)
+        if new:
+            self._known.update(new)
+            self._hosts.update(gpu.rpartition("/")[0] for gpu in new)
+            self._count()
+            self._present.update(new)
+            self._post(events.GpusArrived(new))
+        return tuple(gpu for gpu in gpus if gpu not in new)
+
+    def answered(self, command: commands.AnswerPreempt) -> None:
+        """Note which GPUs the core has chosen, or that it could not."""
+        event = self._asked[command.request]
+        if command.error:
+            which = f" of {', '.join(event.gpus)}" if event.gpus else ""
+            self.left_out.append(f"{event.action}{which} at {self._clock.now:g} s: {command.error}")
+            return
         self._count()
         if event.action == "arrive":
-            self._arrive(event)
+            self._present.update(command.gpus)
         else:
-            self._reclaim(event)
-
-    def _arrive(self, event: TraceEvent) -> None:
-        gpus = [GpuId(gpu) for gpu in event.gpus] or self._absent[-event.count :][::-1]
-        gpus = [gpu for gpu in gpus if gpu not in self._present]
-        self._score(event, gpus)
-        self._present.extend(gpus)
-        self._absent = [gpu for gpu in self._absent if gpu not in gpus]
-        if gpus:
-            self._post(events.GpusArrived(tuple(gpus)))
-
-    def _reclaim(self, event: TraceEvent) -> None:
-        gpus = [GpuId(gpu) for gpu in event.gpus] or self._present[-event.count :][::-1]
-        gpus = [gpu for gpu in gpus if gpu in self._present]
-        self._score(event, gpus)
-        self._present = [gpu for gpu in self._present if gpu not in gpus]
-        self._absent.extend(gpus)
-        if gpus:
-            self._post(events.GpusReclaimed(tuple(gpus), event.grace_s, "the trace"))
-
-    def _score(self, event: TraceEvent, gpus: list[GpuId]) -> None:
-        missing = (len(event.gpus) or event.count) - len(gpus)
-        if missing:
-            which = f" of {', '.join(event.gpus)}" if event.gpus else ""
-            self.left_out.append(f"{event.action}{which} at {self._clock.now:g} s: {missing} GPU(s) too many")
+            self._present.difference_update(command.gpus)
 
     def _count(self) -> None:
         self._gpu_seconds += len(self._present) * (self._clock.now - self._since_s)

@@ -65,7 +65,7 @@ class Simulation:
     def run(self, horizon_s: float, on_progress: Callable[[float], None] | None = None) -> commands.Finish:
         """Run until the job is over or ``horizon_s`` has passed; a step that is cut off by the horizon is not
         counted."""
-        self._pending.append(events.Started((0,), 0, 0, False, self._reserved))
+        self._pending.append(events.Started(0, 0, False, self._reserved))
         self.preemption.begin()
         self._drain()
         clock, next_report_s = self.clock, 0.0
@@ -168,6 +168,9 @@ class Simulation:
 
     def return_gpus(self, command: commands.ReturnGpus) -> None:
         """Do nothing: the GPUs count as gone since the notice."""
+
+    def answer_preempt(self, command: commands.AnswerPreempt) -> None:
+        self.preemption.answered(command)
 
     def stop_trainer(self, command: commands.StopTrainer) -> None:
         self.training.stop(command)

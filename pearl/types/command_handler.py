@@ -53,6 +53,8 @@ class CommandHandler(Protocol):
 
     def return_gpus(self, command: commands.ReturnGpus, /) -> None: ...
 
+    def answer_preempt(self, command: commands.AnswerPreempt, /) -> None: ...
+
     def stop_trainer(self, command: commands.StopTrainer, /) -> None: ...
 
     def record_trajectory(self, command: commands.RecordTrajectory, /) -> None: ...
@@ -109,6 +111,8 @@ def dispatch(command: AnyCommand, handler: CommandHandler) -> None:
             handler.restore_training(command)
         case commands.ReturnGpus():
             handler.return_gpus(command)
+        case commands.AnswerPreempt():
+            handler.answer_preempt(command)
         case commands.StopTrainer():
             handler.stop_trainer(command)
         case commands.Finish():

@@ -194,7 +194,14 @@ class ReturnGpus(Command, frozen=True):
 
     gpus: tuple[GpuId, ...]
     seconds: float  # since the reclaim
-    on_time: bool
+
+
+class AnswerPreempt(Command, frozen=True):
+    """Answer a PreemptRequested: the GPUs that arrive or are reclaimed, or what is wrong."""
+
+    request: int
+    gpus: tuple[GpuId, ...]
+    error: str = ""
 
 
 class StopTrainer(Command, frozen=True):
@@ -244,6 +251,7 @@ AnyCommand = (
     | OffloadTraining
     | RestoreTraining
     | ReturnGpus
+    | AnswerPreempt
     | StopTrainer
     | RecordTrajectory
     | Report

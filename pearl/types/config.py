@@ -107,9 +107,21 @@ class TrainingConfig(Section, frozen=True):
     max_grad_norm: Annotated[float, Meta(ge=1e-9, le=1e9)] = 1.0
     clip_low: Annotated[float, Meta(ge=1e-6, lt=1)] = 0.2
     clip_high: Annotated[float, Meta(ge=1e-6, le=1000)] = 0.28
-    # truncated importance sampling between rollout and training log-probs
+    objective: Literal["ppo", "gspo", "cispo"] = "ppo"  # gspo: clipped by trajectory; cispo: clipped weight
+    loss: str = ""  # own "package.module:function" in place of objective and correction
+    loss_aggregation: Literal["token", "trajectory", "constant", "prompt"] = "token"  # what the mean is over
+    advantage: str = "group"  # "group", "leave-one-out", "batch", or own "package.module:function"
+    # upper bound of the importance ratio between training and rollout log-probs
     tis_cap: Annotated[float, Meta(ge=1e-3, le=1e6)] = 2.0
-    kl_coefficient: Annotated[float, Meta(ge=0, le=1000)] = 0.0  # against the initial weights
+    correction_low: Annotated[float, Meta(ge=0, le=1e6)] = 0.0  # lower bound of that ratio
+    correction_level: Literal["token", "sequence", "geometric", "none"] = "token"  # of what the ratio is
+    correction_kind: Literal["truncate", "mask"] = "truncate"  # out of bounds: the bound, or no loss
+    entropy_coefficient: Annotated[float, Meta(ge=0, le=1000)] = 0.0  # of a bonus, per token
+    kl_coefficient: Annotated[float, Meta(ge=0, le=1000)] = 0.0  # against the weights RL began with
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    kl_in: Literal["loss", "reward"] = "loss"  # reward: a trajectory's sum is taken from its reward
+    # steps after which the KL term is against the weights of then; 0 = never
+    reference_reset_every: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
     # optimizer steps a batch; groups are dealt to them in prompt order
     updates_per_step: Annotated[int, Meta(ge=1, le=10_000)] = 1
     normalize_by_std: bool = True  # group advantage / (std + 1e-6); False = mean only
@@ -186,7 +198,6 @@ class EmulatedConfig(Section, frozen=True):
     An iteration takes A + b * decoding + t_prefill * prefilled tokens, times lognormal noise of the given sigma.
     """
 
-    launcher: Literal["process", "task"] = "process"  # a process a worker, or all in the node agent's process
     prefill_seconds_per_token: Cost = 20e-6
     decode_fixed_seconds: Annotated[float, Meta(ge=1e-6, le=3600)] = 6e-3
     decode_seconds_per_seq: Cost = 0.2e-3

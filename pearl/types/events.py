@@ -10,6 +10,7 @@ from pearl.types.comparison import ComparedPart, Comparison
 from pearl.types.ids import GpuId, Incarnation, OpId, Slot, TrajectoryId
 from pearl.types.messages.environment import EnvironmentFailure
 from pearl.types.profile import IterationSums
+from pearl.types.trace import Action
 from pearl.types.trajectory import TokenDelta
 from pearl.types.weights import Version
 
@@ -21,7 +22,6 @@ class Event(msgspec.Struct, frozen=True, tag=True, gc=False):
 class Started(Event, frozen=True):
     """First event of a new run."""
 
-    stop_ids: tuple[int, ...]
     num_train_tasks: int  # 0 = unbounded
     num_evaluation_tasks: int
     can_restore: bool
@@ -50,7 +50,6 @@ class WorkerReady(Event, frozen=True):
     incarnation: Incarnation
     host: str
     pid: int
-    kv_address: str = ""  # where it takes KV from prefill workers; "" = it takes none
 
 
 class WorkerLost(Event, frozen=True):
@@ -129,7 +128,6 @@ class TrainerReady(Event, frozen=True):
     incarnation: Incarnation
     version: Version
     checksum: str
-    restored: bool
 
 
 class Compared(Event, frozen=True):
@@ -159,6 +157,19 @@ class TrainerLost(Event, frozen=True):
     is_final: bool = False  # no other life of it could do better
 
 
+class PreemptRequested(Event, frozen=True):
+    """A person or a trace asks for an arrival or a reclaim -> AnswerPreempt at once. Either ``gpus`` or a ``count``
+    of which the core picks them; nothing is done in part."""
+
+    request: int  # its number, echoed in the answer
+    action: Action
+    gpus: tuple[GpuId, ...]
+    count: int
+    grace_s: float  # of a reclaim
+    hosts: tuple[str, ...] = ()  # on which something can be started now
+    reason: str = "asked for"
+
+
 class GpusArrived(Event, frozen=True):
     """Preemptible GPUs of a host can be used from now on. Those that are there already change nothing."""
 
@@ -167,7 +178,7 @@ class GpusArrived(Event, frozen=True):
 
 
 class GpusReclaimed(Event, frozen=True):
-    """Preemptible GPUs must be given back within the grace. Unknown or absent ones change nothing."""
+    """Preemptible GPUs must be given back within the grace; those that are not there have been already."""
 
     gpus: tuple[GpuId, ...]
     grace_s: float
@@ -187,7 +198,6 @@ class WorkerReleased(Event, frozen=True):
     op: OpId
     slot: Slot
     incarnation: Incarnation
-    released_bytes: int
     seconds: float
     parts: dict[str, float] = {}
 
@@ -197,7 +207,6 @@ class TrainingOffloaded(Event, frozen=True):
 
     op: OpId
     incarnation: Incarnation
-    released_bytes: int
     seconds: float
     parts: dict[str, float] = {}
 
@@ -228,6 +237,7 @@ AnyEvent = (
     | Compared
     | TrainFinished
     | TrainerLost
+    | PreemptRequested
     | GpusArrived
     | GpusReclaimed
     | HostLost

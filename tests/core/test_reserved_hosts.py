@@ -1,9 +1,9 @@
 """Reserved hosts on the virtual clock: the job's own workers run there, and a host's loss is a failure."""
 
 import pytest
-from world import World
 
 from pearl.core.state import fresh_table
+from pearl.testing.world import World
 from pearl.types import events
 from pearl.types.config import (
     Config,
@@ -33,7 +33,7 @@ def make_world(*, num_workers: int = 4, reserved: int = 4, size: int = 1, seed: 
     )
     world = World(config, seed=seed)
     world.token_s = 0.2
-    world.started = events.Started((1,), 0, 0, True, (*A, *B)[:reserved])
+    world.started = events.Started(0, 0, True, (*A, *B)[:reserved])
     world.start()
     return world
 

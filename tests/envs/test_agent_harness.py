@@ -171,7 +171,7 @@ def test_a_command_that_is_missing_and_the_code_of_one_that_is_killed() -> None:
         ({"command": "no-such-program -x"}, "there is no program no-such-program on PATH"),
         ({"score": ""}, "environment.options.score: is missing"),
         ({"score": "no_such_module:f"}, "cannot be imported"),
-        ({"score": "harness_scores:other"}, "harness_scores has no function other"),
+        ({"score": "harness_scores:other"}, 'environment.options.score = "harness_scores:other"'),
         ({"size": 3}, "environment.options.size: is unknown; a harness takes command, score, tasks"),
     ],
 )

@@ -7,17 +7,18 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cluster import Cluster
-from fakes import RUN_ID
-
+from pearl.core.elastic.preemption import choose_gpus
 from pearl.runtime.journal import Journal
 from pearl.runtime.rpc_server import RpcServer
 from pearl.service.console import Console
 from pearl.service.recovery import InitialState
 from pearl.service.run_files import RunFiles
 from pearl.service.run_loop import RunLoop
+from pearl.testing.cluster import Cluster
+from pearl.testing.fakes import RUN_ID
 from pearl.types import commands, events
 from pearl.types.config import Config
+from pearl.types.gpu_table import GpuTable, GpuZone
 from pearl.types.ids import GpuId, Incarnation, OpId, Slot
 from pearl.types.trace import TraceEvent
 
@@ -31,29 +32,41 @@ class ObedientCore:
     def __init__(self) -> None:
         self.events: list[events.AnyEvent] = []
         self.orders: list[commands.AnyCommand] = []
-        self.gpus: list[dict[str, Any]] = []
+        self.table = GpuTable()
         self.step = 0
         self.pools: dict[str, str] = {}
         self.finished = False
         self.on_event: Callable[[events.AnyEvent], None] = lambda event: None
         self.changed = asyncio.Event()
 
-    def add_gpu(self, gpu: str, *, present: bool = False, zone: str = "preemptible") -> None:
-        self.gpus.append({"gpu": gpu, "zone": zone, "present": present, "holder": None, "reclaiming": False})
+    def add_gpu(self, gpu: str, *, present: bool = False, zone: GpuZone = "preemptible") -> None:
+        self.table.add(GpuId(gpu), zone, present=present)
 
     def handle(self, event: events.AnyEvent, now: float) -> list[commands.AnyCommand]:
         if not isinstance(event, events.Tick):
             self.events.append(event)
         self.on_event(event)
+        if isinstance(event, events.PreemptRequested):
+            self.orders.append(self._answer(event))
         self.changed.set()
         orders, self.orders = self.orders, []
         return orders
+
+    def _answer(self, event: events.PreemptRequested) -> commands.AnswerPreempt:
+        """As the core answers; the GPUs come and go at once."""
+        try:
+            gpus = choose_gpus(event, self.table, inter=True)
+        except ValueError as error:
+            return commands.AnswerPreempt(event.request, (), str(error))
+        for gpu in gpus:
+            self.table.rows[gpu].present = event.action == "arrive"
+        return commands.AnswerPreempt(event.request, gpus)
 
     def next_wakeup(self) -> float | None:
         return None
 
     def status(self) -> dict[str, Any]:
-        return {"step": self.step, "gpus": self.gpus}
+        return {"step": self.step}
 
     def host_pools(self) -> dict[str, str]:
         return self.pools

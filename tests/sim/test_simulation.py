@@ -11,11 +11,13 @@ from sim_runs import HARDWARE, SMALL, small_job
 from pearl.core.coordinator import Coordinator
 from pearl.runtime.journal import FORMAT, Entry, Journal, Opening, Segment
 from pearl.service import replay
+from pearl.service.loop.pending_preempts import PendingPreempts
 from pearl.service.replay import encode_commands, encode_event
 from pearl.sim.job import Result, build, run
-from pearl.types.commands import AnyCommand
-from pearl.types.events import AnyEvent
+from pearl.types.commands import AnswerPreempt, AnyCommand
+from pearl.types.events import AnyEvent, PreemptRequested
 from pearl.types.ids import GpuId
+from pearl.types.messages.control import Preempt
 from pearl.types.trace import TraceEvent
 
 COMINGS_AND_GOINGS = (
@@ -144,9 +146,9 @@ def test_what_a_trace_asks_for_in_vain_is_told() -> None:
     result = run(small_job(overrides=("elastic.inter=true",), trace=trace))
     assert result.note == (
         "2 event(s) of the trace were left out in part or whole, first: reclaim of local/999 at 5 s: "
-        "1 GPU(s) too many"
+        'there is no GPU "local/999"; preemptible are: local/8, local/9, local/10'
     )
-    assert result.reclaims == 2
+    assert result.reclaims == 0
 
 
 def test_policies_meet_the_same_work() -> None:
@@ -168,3 +170,26 @@ def test_steps_by_number_drive_a_trace() -> None:
     trace = (TraceEvent("arrive", at_step=1, count=2), TraceEvent("reclaim", at_step=2, count=2))
     result = run(small_job(overrides=("elastic.inter=true",), trace=trace))
     assert (result.arrivals, result.reclaims) == (2, 2)
+
+
+def test_a_live_run_chooses_the_gpus_that_the_simulator_chooses() -> None:
+    """The simulated run again, on a fresh core, with the requests as the live trace player makes them."""
+    job = small_job(overrides=ELASTIC, trace=COMINGS_AND_GOINGS)
+    simulation = build(job)
+    entries: list[tuple[float, AnyEvent, list[AnyCommand]]] = []
+    simulation._sink = lambda now, event, commands: entries.append((now, event, commands))
+    simulation.run(job.horizon_s)
+    live, pending, chosen = Coordinator(job.config), PendingPreempts(), list[tuple[GpuId, ...]]()
+    trace = iter(COMINGS_AND_GOINGS)
+    for now, event, _ in entries:
+        if isinstance(event, PreemptRequested):
+            one = next(trace)
+            message = Preempt(one.action, one.gpus, one.count, one.grace_s)
+            asked = pending.add(message, chosen.append, lambda error: pytest.fail(str(error)))
+            event = msgspec.structs.replace(asked, hosts=("local",))
+        for command in live.handle(event, now):
+            if isinstance(command, AnswerPreempt):
+                pending.answer(command)
+    answers = [c.gpus for _, _, done in entries for c in done if isinstance(c, AnswerPreempt)]
+    assert chosen == answers
+    assert [len(gpus) for gpus in chosen] == [4, 2, 2, 4, 4]

@@ -2,15 +2,16 @@
 
 from collections.abc import Iterator
 
-from pearl.types.gpu_table import AWAITED_HOST, GpuRow, GpuTable
+from pearl.types.core_context import CoreContext
+from pearl.types.gpu_table import AWAITED_HOST, GpuRow
 from pearl.types.ids import GpuId
-from pearl.types.worker_table import WorkerRow, WorkerTable
+from pearl.types.worker_table import WorkerRow
 
 
 class ReservedPool:
-    def __init__(self, table: WorkerTable, gpu_table: GpuTable) -> None:
-        self._table = table
-        self._gpus = gpu_table
+    def __init__(self, context: CoreContext) -> None:
+        self._table = context.table
+        self._gpus = context.gpu_table
 
     def bind(self, gpus: tuple[GpuId, ...]) -> None:
         """Take reserved GPUs in at the beginning of a life and give each of the job's workers its share."""

@@ -76,7 +76,7 @@ class Dispatcher:
         self._choose_prefill = PREFILL_STRATEGIES[config.router]
 
     def push(self, trajectory: Trajectory, now: float) -> None:
-        trajectory.phase = "ready"
+        trajectory.enter("ready")
         trajectory.since_s = now
         heapq.heappush(self.state.ready, (trajectory.cohort, trajectory.id))
 
@@ -226,7 +226,7 @@ class Dispatcher:
                 prefill_incarnation=Incarnation(0) if prefill is None else prefill.incarnation,
             )
         )
-        trajectory.phase = "generating"
+        trajectory.enter("generating")
         trajectory.attempt = attempt
         trajectory.slot = row.slot
         trajectory.queue_s += now - trajectory.since_s

@@ -16,7 +16,6 @@ from pearl.core.pipeline.dispatcher import Dispatcher, DispatchState
 from pearl.core.pipeline.evaluation import EvaluationRound, task_of
 from pearl.core.pipeline.trajectory import Trajectory
 from pearl.types import events
-from pearl.types.command_buffer import CommandBuffer
 from pearl.types.commands import (
     CloseEpisode,
     ForgetTokens,
@@ -26,14 +25,12 @@ from pearl.types.commands import (
     TruncateTokens,
     VoidTokens,
 )
-from pearl.types.config import Config
-from pearl.types.counters import Counters
+from pearl.types.core_context import CoreContext
 from pearl.types.ids import OpId, PromptId, Slot, TrajectoryId
-from pearl.types.lineage import Lineages
 from pearl.types.reports import NoteReport
 from pearl.types.trajectory import FinishReason, Outcome, Turn
 from pearl.types.weights import Version
-from pearl.types.worker_table import WorkerRow, WorkerTable
+from pearl.types.worker_table import WorkerRow
 
 MAX_ATTEMPT_ERRORS = 5
 """Failed attempts of one trajectory in a row before it is masked: more than one bad worker can cause on its own,
@@ -58,23 +55,15 @@ class RolloutState(msgspec.Struct):
 
 
 class Rollout:
-    def __init__(
-        self,
-        state: RolloutState,
-        config: Config,
-        table: WorkerTable,
-        lineages: Lineages,
-        counters: Counters,
-        commands_out: CommandBuffer,
-    ) -> None:
+    def __init__(self, state: RolloutState, context: CoreContext) -> None:
         self.state = state
-        self._config = config
-        self._table = table
-        self._lineages = lineages
-        self._counters = counters
-        self._commands = commands_out
+        self._config = config = context.config
+        self._table = table = context.table
+        self._lineages = lineages = context.lineages
+        self._counters = context.counters
+        self._commands = commands_out = context.commands
         self._limit = config.rollout.max_in_flight or config.data.batch_size
-        self._attempts = Attempts(state.dispatch.attempts, state.trajectories, table, counters, commands_out)
+        self._attempts = Attempts(state.dispatch.attempts, state.trajectories, context)
         self.dispatcher = Dispatcher(state.dispatch, config.rollout, table, lineages, commands_out)
 
     # opening
@@ -103,7 +92,7 @@ class Rollout:
 
     def _open_environment(self, trajectory: Trajectory) -> None:
         """A fresh episode, or one brought back to the turns that the environment has answered."""
-        trajectory.phase = "opening"
+        trajectory.enter("opening")
         op = self._await_op(trajectory)
         self._commands.emit(
             OpenEpisode(
@@ -221,7 +210,7 @@ class Rollout:
         if not trajectory.env_open:
             self._open_environment(trajectory)
             return
-        trajectory.phase = "stepping"
+        trajectory.enter("stepping")
         trajectory.since_s = now
         op = self._await_op(trajectory)
         self._commands.emit(
@@ -256,7 +245,7 @@ class Rollout:
         if finish == "error":
             row.errors += 1
             trajectory.errors += 1
-            self._counters.failed_attempts += 1
+            self._attempts.count_failure()
         elif finish != "abort":
             row.errors = trajectory.errors = 0
         if trajectory.restart:
@@ -397,7 +386,7 @@ class Rollout:
             self._commands.emit(CloseEpisode(trajectory.id))
 
     def _finish(self, trajectory: Trajectory, outcome: Outcome) -> None:
-        trajectory.phase = "finished"
+        trajectory.enter("finished")
         trajectory.outcome = outcome
         self._close(trajectory)
         self.state.in_flight -= 1

@@ -5,12 +5,28 @@ from typing import Literal
 import msgspec
 
 from pearl.types.ids import AttemptId, Incarnation, OpId, PromptId, Slot, TrajectoryId
-from pearl.types.trajectory import Outcome, TokenDelta, TrajectoryRecord, Turn, VersionRun
+from pearl.types.trajectory import Outcome, TokenDelta, TrajectoryRecord, Turn
+from pearl.types.version_runs import append_run
 from pearl.types.weights import Version
 
 Phase = Literal["opening", "ready", "generating", "stepping", "finished", "trained"]
 """opening: waits for its environment; ready: waits for a worker; generating; stepping: waits for the observation;
 finished: waits for its cohort; trained: kept until a checkpoint holds it."""
+_NEXT: dict[Phase, tuple[Phase, ...]] = {
+    # opening -> opening: begun; opening -> stepping: its environment was lost before it had answered the last turn
+    "opening": ("opening", "ready", "stepping", "finished"),
+    "ready": ("generating", "opening", "finished"),
+    # generating -> ready: interrupted, its tokens kept
+    "generating": ("ready", "stepping", "opening", "finished"),
+    "stepping": ("ready", "opening", "finished"),
+    # finished -> opening: the weights that made it died with their lineage
+    "finished": ("trained", "opening"),
+    # trained -> finished: the step was undone by a restore
+    "trained": ("finished",),
+}
+TRANSITIONS: frozenset[tuple[Phase, Phase]] = frozenset(
+    (before, after) for before, others in _NEXT.items() for after in others
+)
 
 
 class Trajectory(msgspec.Struct, gc=False):
@@ -61,6 +77,11 @@ class Trajectory(msgspec.Struct, gc=False):
     def generated_tokens(self) -> int:
         return sum(turn.generated_tokens for turn in self.turns)
 
+    def enter(self, phase: Phase) -> None:
+        """Go on to another phase: one that the table above allows."""
+        assert (self.phase, phase) in TRANSITIONS, f"trajectory {self.id}: {self.phase} -> {phase} is no move"
+        self.phase = phase
+
     def add_delta(self, delta: TokenDelta, slot: Slot) -> None:
         turn = self.turns[-1]
         turn.prefilled_tokens += delta.prefilled_tokens
@@ -69,7 +90,7 @@ class Trajectory(msgspec.Struct, gc=False):
             turn.generated_tokens += delta.count
             turn.worker = slot
             for run in delta.runs:
-                _append_run(turn.versions, run)
+                append_run(turn.versions, run)
             if self.start_version is None:
                 self.start_version = delta.runs[0].version
             self.end_version = delta.runs[-1].version
@@ -78,20 +99,21 @@ class Trajectory(msgspec.Struct, gc=False):
         return {run.version for turn in self.turns for run in turn.versions}
 
     def reset_tokens(self) -> None:
-        """Forget all tokens; counters of failures stay."""
+        """Forget all tokens; counters of failures stay, and so does the phase until it is opened again."""
         fresh = Trajectory(
             self.id,
             self.prompt,
             self.cohort,
             self.task,
             self.evaluation,
+            self.phase,
             failures=self.failures,
             losses=self.losses,
         )
         for name in self.__struct_fields__:
             setattr(self, name, getattr(fresh, name))
 
-    def record(self, lineage: int, discarded: str = "", tokens_lost: int = 0) -> TrajectoryRecord:
+    def record(self, lineage: int, discarded: str = "") -> TrajectoryRecord:
         return TrajectoryRecord(
             prompt=self.prompt,
             group=self.prompt,
@@ -105,14 +127,6 @@ class Trajectory(msgspec.Struct, gc=False):
             outcome="discarded" if self.outcome is None else self.outcome.value,
             turns=self.turns,
             discarded=discarded,
-            tokens_lost=tokens_lost,
             evaluation=self.evaluation,
             reset_seconds=self.reset_s,
         )
-
-
-def _append_run(runs: list[VersionRun], run: VersionRun) -> None:
-    if runs and runs[-1].version == run.version and runs[-1].kv_version == run.kv_version:
-        runs[-1] = VersionRun(run.version, runs[-1].count + run.count, run.kv_version)
-    else:
-        runs.append(run)

@@ -5,7 +5,6 @@ The program finds OPENAI_BASE_URL, OPENAI_API_KEY and PEARL_TASK (a JSON file) i
 """
 
 import asyncio
-import importlib
 import inspect
 import shlex
 import shutil
@@ -19,6 +18,7 @@ from pearl.envs.agents.program import Program, ProgramRun
 from pearl.envs.agents.tasks import TASK_OPTIONS, load_tasks
 from pearl.envs.protocol import InfrastructureError
 from pearl.envs.text.options import ChatOptions, make_chat, split_options
+from pearl.runtime.extensions import load_extension
 
 HALTED_GRACE_S = 5.0
 """For a program to end by itself, or to go on as it should, once the model answers no more; then it is ended."""
@@ -135,20 +135,13 @@ def _command(given: object) -> list[str]:
 
 def _score(given: object) -> tuple[Score, Any]:
     """The function and its module."""
-    module_name, _, name = str(given or "").partition(":")
-    if not module_name or not name:
+    if not given:
         raise ValueError(
             "environment.options.score: is missing; name the function that gives the reward as "
             '"package.module:function"; it is called with the task and a ProgramRun'
         )
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ValueError(f'environment.options.score = "{given}": cannot be imported ({error})') from error
-    found = getattr(module, name, None)
-    if not callable(found):
-        raise ValueError(f'environment.options.score = "{given}": {module_name} has no function {name}')
-    return found, module
+    score = load_extension("environment.options.score", str(given))
+    return score, inspect.getmodule(score)
 
 
 def _tail(output: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from pearl.runtime.rpc_server import PeerGoneError, QueueFullError, RpcServer
-from pearl.service.loop.inbox import HostNotice, Inbox
+from pearl.service.loop.inbox import Inbox
 from pearl.service.processes.liveness_monitor import LivenessMonitor
 from pearl.service.processes.process_manager import LOCAL_HOST, ProcessManager
 from pearl.service.processes.process_specs import ProcessSpecs
@@ -95,7 +95,7 @@ class RemoteHosts:
         self._note_reserved()
 
     def notice(self, agent: str, notice: Notice) -> None:
-        """Reclaim the agent's GPUs; those that nobody uses are returned right away."""
+        """Reclaim the agent's GPUs; the core returns those that are not there right away."""
         host = self._of(agent)
         if host is None:
             return
@@ -105,7 +105,7 @@ class RemoteHosts:
         host.is_leaving = True
         self._announce(f"host {host.name} leaves within {notice.grace_s:g} s: {notice.reason}")
         event = GpusReclaimed(host.gpus, max(notice.grace_s, 0.0), f"host {host.name}: {notice.reason}")
-        self._inbox.put_urgent(HostNotice(event, self.return_gpus))
+        self._inbox.put_urgent(event)
 
     def lose(self, agent: str, reason: str) -> None:
         """Note that an agent is gone; does nothing when it was given up before."""

@@ -8,6 +8,7 @@ from pearl.service.clients.rollout_workers import RolloutWorkers
 from pearl.service.clients.training_client import TrainingClient
 from pearl.service.clients.worker_control import WorkerControl
 from pearl.service.console import Console
+from pearl.service.loop.pending_preempts import PendingPreempts
 from pearl.service.loop.token_ingest import TokenIngest
 from pearl.service.run_files import RunFiles
 from pearl.types import commands
@@ -29,6 +30,7 @@ class CommandExecutor:
         handoff: WorkerControl,
         agents: RemoteHosts,
         trainer: TrainingClient,
+        preempts: PendingPreempts,
         files: RunFiles,
         console: Console,
     ) -> None:
@@ -39,6 +41,7 @@ class CommandExecutor:
         self._worker_control = handoff
         self._agents = agents
         self._trainer = trainer
+        self._preempts = preempts
         self._files = files
         self._console = console
         self._kept: set[int] = set()  # trajectories that a resume has named
@@ -116,6 +119,9 @@ class CommandExecutor:
 
     def return_gpus(self, command: commands.ReturnGpus) -> None:
         self._agents.return_gpus(command.gpus)
+
+    def answer_preempt(self, command: commands.AnswerPreempt) -> None:
+        self._preempts.answer(command)
 
     def stop_trainer(self, command: commands.StopTrainer) -> None:
         self._trainer.stop(command)

@@ -1,19 +1,20 @@
 """The last step before the core: token ids go to the token store, what cannot be right is turned into a failure, and
-GPUs are chosen where an arrival or reclaim leaves the choice.
+a request for GPUs learns on which hosts they could be.
 
 It runs right before the core handles the event, in the mailbox's order, so that the store never holds a token that
 the core does not count, nor misses one that it does.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+
+import msgspec
 
 from pearl.runtime.clock import Clock
 from pearl.runtime.rate_limited_log import RateLimitedLogger
 from pearl.runtime.token_store import TokenStore
 from pearl.service.clients.environment_pool import EnvironmentPool
-from pearl.service.loop.inbox import EnvironmentResult, HostNotice, Item, PreemptRequested, TokenFrame
-from pearl.service.loop.preemption import Preemption
+from pearl.service.loop.inbox import EnvironmentResult, Item, TokenFrame
 from pearl.service.loop.token_ingest import BrokenFrameError, TokenIngest
 from pearl.types import events
 from pearl.types.ids import AttemptId, Incarnation, Slot
@@ -28,16 +29,17 @@ class EventIngest:
         store: TokenStore,
         frames: TokenIngest,
         environments: EnvironmentPool,
-        preemption: Preemption,
+        hosts: Callable[[], Collection[str]],
         vocabulary_size: int,
         clock: Clock,
         terminate: Callable[[Slot, Incarnation, str], None],
         abort: Callable[[Slot, Incarnation, AttemptId], None],
     ) -> None:
+        """``hosts`` returns those on which something could be started now."""
         self._store = store
         self._frames = frames
         self._environments = environments
-        self._preemption = preemption
+        self._hosts = hosts
         self._vocabulary_size = vocabulary_size
         self._clock = clock
         self._error_log = RateLimitedLogger(log, period_s=5.0)
@@ -50,23 +52,11 @@ class EventIngest:
             return self._frame(item)
         if isinstance(item, EnvironmentResult):
             return self._observed(item)
-        if isinstance(item, PreemptRequested):
-            return self._injected(item)
-        if isinstance(item, HostNotice):
-            item.returned(self._preemption.unused(item.event.gpus))
-            return item.event
+        if isinstance(item, events.PreemptRequested):
+            return msgspec.structs.replace(item, hosts=tuple(sorted(self._hosts())))
         if isinstance(item, events.WorkerLost):
             self._frames.close_worker(item.slot, item.incarnation)
         return item
-
-    def _injected(self, item: PreemptRequested) -> events.GpusArrived | events.GpusReclaimed | None:
-        try:
-            event = self._preemption.resolve(item.request)
-        except ValueError as error:
-            item.refuse(error)
-            return None
-        item.accept(event.gpus)
-        return event
 
     def _frame(self, frame: TokenFrame) -> events.TokensStreamed | None:
         try:

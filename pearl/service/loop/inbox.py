@@ -1,12 +1,10 @@
 """What may lie in the coordinator's mailbox: events, and what becomes one when it is its turn."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from pearl.service.loop.mailbox import Mailbox
-from pearl.types.events import AnyEvent, EpisodeOpened, EpisodeStepped, GpusReclaimed
-from pearl.types.ids import GpuId, Incarnation, Slot
-from pearl.types.messages.control import Preempt
+from pearl.types.events import AnyEvent, EpisodeOpened, EpisodeStepped
+from pearl.types.ids import Incarnation, Slot
 from pearl.types.messages.rollout import Deltas
 
 
@@ -26,21 +24,5 @@ class EnvironmentResult(NamedTuple):
     ids: bytes
 
 
-class PreemptRequested(NamedTuple):
-    """An arrival or a reclaim from outside. Its GPUs are chosen when it is its turn, by what the core knows then, and
-    one of the two is called at once."""
-
-    request: Preempt
-    accept: Callable[[tuple[GpuId, ...]], None]
-    refuse: Callable[[ValueError], None]
-
-
-class HostNotice(NamedTuple):
-    """A host is about to be taken away. ``returned`` is called at once with those of its GPUs that are not used."""
-
-    event: GpusReclaimed
-    returned: Callable[[tuple[GpuId, ...]], None]
-
-
-Item = AnyEvent | TokenFrame | EnvironmentResult | PreemptRequested | HostNotice
+Item = AnyEvent | TokenFrame | EnvironmentResult
 Inbox = Mailbox[Item]

@@ -15,7 +15,8 @@ from pearl.types.events import TokensStreamed
 from pearl.types.ids import AttemptId, Incarnation, Slot, TrajectoryId
 from pearl.types.messages.rollout import AttemptDelta, Deltas, IterationStat
 from pearl.types.profile import IterationSums
-from pearl.types.trajectory import TokenDelta, VersionRun
+from pearl.types.trajectory import TokenDelta
+from pearl.types.version_runs import first_runs
 
 WIDTH = 4  # bytes of a packed id and of a packed log-prob
 
@@ -139,7 +140,7 @@ class TokenIngest:
         finish, error = delta.finish, delta.error
         if problem:
             self.dropped.bad_values += 1
-            runs, finish, error = _first(delta.runs, count), "error", problem
+            runs, finish, error = tuple(first_runs(delta.runs, count)), "error", problem
         if count:
             width = count * WIDTH
             self._store.append(
@@ -202,14 +203,3 @@ def _check_counts(delta: AttemptDelta) -> None:
             f"attempt {delta.attempt}: {len(delta.ids)} bytes of ids, {len(delta.logprobs)} of log-probs, "
             f"version runs {[run.count for run in delta.runs]}"
         )
-
-
-def _first(runs: tuple[VersionRun, ...], count: int) -> tuple[VersionRun, ...]:
-    """The runs of the first ``count`` tokens."""
-    kept: list[VersionRun] = []
-    for run in runs:
-        if count <= 0:
-            break
-        kept.append(VersionRun(run.version, min(run.count, count), run.kv_version))
-        count -= run.count
-    return tuple(kept)

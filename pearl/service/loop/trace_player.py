@@ -8,7 +8,9 @@ import logging
 from collections.abc import Callable, Sequence
 
 from pearl.runtime.clock import Clock
-from pearl.service.loop.inbox import Inbox, PreemptRequested
+from pearl.service.loop.inbox import Inbox
+from pearl.service.loop.pending_preempts import PendingPreempts
+from pearl.types.events import PreemptRequested
 from pearl.types.ids import GpuId
 from pearl.types.messages.control import Preempt
 from pearl.types.trace import TraceEvent
@@ -42,6 +44,7 @@ class TracePlayer:
         start: float,
         steps: Steps,
         inbox: Inbox,
+        preempts: PendingPreempts,
         say: Callable[[str], None],
     ) -> None:
         """The trace begins at ``start`` on ``clock``: when the run did, in whichever of its lives."""
@@ -50,6 +53,7 @@ class TracePlayer:
         self._start = start
         self._steps = steps
         self._inbox = inbox
+        self._preempts = preempts
         self._announce = say
         self._num_open = len(trace)
         self._all_settled = asyncio.Event()
@@ -58,7 +62,7 @@ class TracePlayer:
         """Play the trace, as long as it takes: the end of the run cancels it."""
         for event in self._trace:
             await self._wait_for(event)
-            await self._inbox.put(self._injected(event))
+            await self._inbox.put(self._request(event))
         if self._trace:
             await self._all_settled.wait()
         self._announce(f"trace: all {len(self._trace)} events have been played")
@@ -69,7 +73,7 @@ class TracePlayer:
         elif event.at_step is not None:
             await self._steps.until(event.at_step)
 
-    def _injected(self, event: TraceEvent) -> PreemptRequested:
+    def _request(self, event: TraceEvent) -> PreemptRequested:
         moment = f"{event.at_s:g} s" if event.at_s is not None else f"step {event.at_step}"
         what = f"trace, {moment}: {event.action} of {', '.join(event.gpus) or f'{event.count} GPU(s)'}"
 
@@ -83,7 +87,7 @@ class TracePlayer:
             self._count_event()
 
         request = Preempt(event.action, event.gpus, event.count, event.grace_s)
-        return PreemptRequested(request, accept, refuse)
+        return self._preempts.add(request, accept, refuse)
 
     def _count_event(self) -> None:
         self._num_open -= 1

@@ -77,7 +77,6 @@ class AgentReport(msgspec.Struct, frozen=True, tag=True):
 
     host: Name
     gpus: Annotated[tuple[Gpu, ...], Meta(max_length=MAX_HOST_GPUS)]
-    num_cpus: Count
     memory_bytes: Count
     pool: HostPool = "local"
     model: str = ""  # digest of the job's model files there
@@ -153,7 +152,6 @@ class StopGroup(msgspec.Struct, frozen=True, tag=True):
 class StopGroupReply(msgspec.Struct, frozen=True, tag=True):
     group: str
     exit_code: int | None
-    num_killed: int
 
 
 class GroupExited(msgspec.Struct, frozen=True, tag=True):

@@ -6,6 +6,7 @@ import numpy as np
 
 from pearl.types.messages.rollout import AttemptDelta, Deltas, IterationStat
 from pearl.types.trajectory import FinishReason, VersionRun
+from pearl.types.version_runs import append_run
 from pearl.workers.rollout.protocol import Delta
 
 
@@ -24,7 +25,7 @@ class Gathered:
         self.ids += delta.ids
         self.logprobs += delta.logprobs
         for run in delta.runs:
-            self._add_run(run)
+            append_run(self.runs, run)
         self.prefilled_tokens += delta.prefilled_tokens
         self.finish = delta.finish
         self.error = delta.error
@@ -39,13 +40,6 @@ class Gathered:
             self.finish,
             self.error,
         )
-
-    def _add_run(self, run: VersionRun) -> None:
-        last = self.runs[-1] if self.runs else None
-        if last is not None and last.version == run.version and last.kv_version == run.kv_version:
-            self.runs[-1] = VersionRun(run.version, last.count + run.count, run.kv_version)
-        else:
-            self.runs.append(run)
 
 
 class FrameBuilder:

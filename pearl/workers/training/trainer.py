@@ -11,26 +11,24 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 import xxhash
 
-from pearl.types.config import Config
+from pearl.runtime.extensions import load_extension
+from pearl.types.config import Config, TrainingConfig
 from pearl.types.messages.training import Demonstration, Sample
 from pearl.types.weights import Snapshot, Version
 from pearl.workers.training import fsdp
+from pearl.workers.training.advantages import advantage_function, shuffle_in_groups
 from pearl.workers.training.batching import deal_groups
 from pearl.workers.training.checkpoint import CheckpointStore
 from pearl.workers.training.fsdp import Policy
-from pearl.workers.training.grpo import (
-    LossSettings,
-    TokenBatch,
-    group_advantages,
-    shuffle_in_groups,
-    token_losses,
-)
+from pearl.workers.training.grpo import LossSettings, TokenBatch, token_losses
 from pearl.workers.training.learning_rate import learning_rate
 from pearl.workers.training.micro_batch import MicroBatch, Update, make_update
+from pearl.workers.training.objectives import kl_estimates
 from pearl.workers.training.packing import Packed
 from pearl.workers.training.rank_commands import Progress
 from pearl.workers.training.samples import TrainingSample, unpack
@@ -52,6 +50,24 @@ class StepResult:
     metrics: dict[str, float]
     max_logprob_gap: float
     logprob_gap_tokens: int
+
+
+def loss_settings(training: TrainingConfig) -> LossSettings:
+    """Raises ValueError when ``training.loss`` names nothing that can be called."""
+    return LossSettings(
+        training.clip_low,
+        training.clip_high,
+        training.tis_cap,
+        training.kl_coefficient if training.kl_in == "loss" else 0.0,
+        training.objective,
+        training.correction_level,
+        training.correction_kind,
+        training.correction_low,
+        training.kl_estimator,
+        training.entropy_coefficient,
+        training.loss,
+        load_extension("training.loss", training.loss) if training.loss else None,
+    )
 
 
 class Trainer:
@@ -78,11 +94,10 @@ class Trainer:
         self._vocabulary_size = vocabulary_size
         self._checkpoints = checkpoints
         self._rank = dist.get_rank()
-        self._loss = LossSettings(
-            training.clip_low, training.clip_high, training.tis_cap, training.kl_coefficient
-        )
+        self._loss = loss_settings(training)
+        self._advantages = advantage_function(training.advantage, training.normalize_by_std)
         self._optimizer = self._new_optimizer()
-        self._reference: dict[str, torch.Tensor] | None = None  # the weights RL began with
+        self._reference: dict[str, torch.Tensor] | None = None  # the weights that a KL term is against
 
     def _new_optimizer(self) -> torch.optim.AdamW:
         training = self._config.training
@@ -123,7 +138,7 @@ class Trainer:
         self._optimizer = self._new_optimizer()
         with checkpoint.reader(OPTIMIZER) as read:
             fsdp.load_optimizer(self.policy, self._optimizer, read.names(), read)
-        if self._loss.kl_coefficient and REFERENCE in checkpoint.parts():
+        if self._config.training.kl_coefficient and REFERENCE in checkpoint.parts():
             with checkpoint.reader(REFERENCE) as read:
                 own = self.policy.tensors()
                 self._reference = {name: fsdp.shard_like(read(name), tensor) for name, tensor in own}
@@ -132,7 +147,7 @@ class Trainer:
         self.version = Version(lineage, step)
 
     def _keep_reference(self) -> None:
-        self._reference = self.policy.clone() if self._loss.kl_coefficient else None
+        self._reference = self.policy.clone() if self._config.training.kl_coefficient else None
 
     @property
     def config_digest(self) -> str:
@@ -147,9 +162,10 @@ class Trainer:
         assert step == self.version.step, (step, self.version)
         self.progress.busy = "training"
         unpacked = unpack(samples, self.policy.vocabulary_size)
-        updates = self._updates(step, unpacked)
+        updates = self._updates(unpacked)
         tally = StepMetrics(self.policy.device)
         self._compute_old_logprobs(updates)
+        self._set_advantages(step, unpacked, updates)
         rate = learning_rate(step, self._config.training, self._config.run.num_steps)
         norms, skipped = [0.0], 0
         for update in updates:
@@ -158,6 +174,9 @@ class Trainer:
                 norms.append(norm)
                 skipped += not is_done
         self.version = Version(self.version.lineage, step + 1)
+        period = self._config.training.reference_reset_every
+        if period and (step + 1) % period == 0:
+            self._keep_reference()
         sums = tally.reduce()
         num_updates = sum(update.num_tokens > 0 for update in updates)
         metrics = {
@@ -170,30 +189,53 @@ class Trainer:
         }
         return StepResult(finite_only(metrics.items()), sums.max_gap, sums.gap_tokens)
 
-    def _updates(self, step: int, samples: Sequence[TrainingSample]) -> list[Update]:
+    def _set_advantages(
+        self, step: int, samples: Sequence[TrainingSample], updates: Sequence[Update]
+    ) -> None:
         training = self._config.training
         groups_S = np.array([sample.group for sample in samples], np.int64)
         masked_S = np.array([sample.masked for sample in samples], np.bool_)
         rewards_S = np.array([sample.reward for sample in samples])
-        advantages_S = group_advantages(rewards_S, groups_S, masked_S, training.normalize_by_std)
+        if training.kl_in == "reward" and self._reference is not None:
+            rewards_S = rewards_S - training.kl_coefficient * self._trajectory_kl(len(samples), updates)
+        advantages_S = self._advantages(rewards_S, groups_S, masked_S)
         if training.shuffle_advantages:
             advantages_S = shuffle_in_groups(advantages_S, groups_S, masked_S, self._config.run.seed, step)
+        for micro_batch in self._each(updates):
+            micro_batch.set_advantages(advantages_S)
+
+    def _trajectory_kl(self, num_samples: int, updates: Sequence[Update]) -> npt.NDArray[np.float64]:
+        """The divergence from the reference, summed over each trajectory's tokens, on all ranks."""
+        kl_S = torch.zeros(num_samples, dtype=torch.float64, device=self.policy.device)
+        for micro_batch in self._each(updates):
+            assert micro_batch.old_M is not None
+            assert micro_batch.reference_M is not None
+            kl_M = kl_estimates(self._loss.kl_estimator, micro_batch.old_M, micro_batch.reference_M)
+            kl_S.index_add_(0, micro_batch.places_M, kl_M.double())
+        dist.all_reduce(kl_S)
+        return kl_S.cpu().numpy()
+
+    def _updates(self, samples: Sequence[TrainingSample]) -> list[Update]:
+        training = self._config.training
+        groups = [sample.group for sample in samples]
         return [
             make_update(
-                [samples[index] for index in chosen],
-                advantages_S[chosen],
+                samples,
+                chosen,
                 self.policy.num_ranks,
                 self._rank,
                 training.tokens_per_micro_batch,
                 self.policy.flops,
                 self.policy.device,
+                training.loss_aggregation,
+                self._config.rollout.max_context_tokens,
             )
-            for chosen in deal_groups(groups_S.tolist(), training.updates_per_step)
+            for chosen in deal_groups(groups, training.updates_per_step)
         ]
 
     def _compute_old_logprobs(self, updates: Sequence[Update]) -> None:
         """Log-probs that the loss needs and that its own pass does not give."""
-        if len(updates) > 1:
+        if len(updates) > 1 or (self._reference is not None and self._config.training.kl_in == "reward"):
             for micro_batch in self._each(updates):
                 micro_batch.old_M = self._logprobs_no_grad(micro_batch)
             self.policy.reshard()
@@ -221,16 +263,24 @@ class Trainer:
 
     def _update(self, update: Update, rate: float, tally: StepMetrics) -> tuple[float, bool]:
         for micro_batch in update.micro_batches:
-            self._accumulate(micro_batch, update.num_tokens, tally)
+            self._accumulate(micro_batch, tally)
             self.progress.count()
         return fsdp.apply_update(self.policy, self._optimizer, rate, self._config.training.max_grad_norm)
 
-    def _accumulate(self, micro_batch: MicroBatch, num_tokens: int, tally: StepMetrics) -> None:
-        scores = self._score(micro_batch)
+    def _accumulate(self, micro_batch: MicroBatch, tally: StepMetrics) -> None:
+        scores = self.policy.score(
+            micro_batch.packed, self._config.rollout.temperature, self._loss.entropy_coefficient != 0
+        )
         old_M = scores.logprobs_M.detach() if micro_batch.old_M is None else micro_batch.old_M
-        tokens = TokenBatch(old_M, micro_batch.rollout_M, micro_batch.advantages_M, micro_batch.reference_M)
-        summed, statistics = token_losses(scores.logprobs_M, tokens, self._loss)
-        loss = summed / num_tokens
+        tokens = TokenBatch(
+            old_M,
+            micro_batch.rollout_M,
+            micro_batch.advantages_M,
+            micro_batch.reference_M,
+            micro_batch.rows_M,
+            micro_batch.shares_M,
+        )
+        loss, statistics = token_losses(scores.logprobs_M, tokens, self._loss, scores.entropy_M)
         self.policy.backward(loss)
         tally.add_losses(statistics, loss, scores)
         tally.add_gap(old_M, micro_batch.rollout_M, micro_batch.current_M)

@@ -6,14 +6,8 @@ import pytest
 import torch
 
 from pearl.types.messages.environment import MAX_REWARD
-from pearl.workers.training.grpo import (
-    STATISTICS,
-    LossSettings,
-    TokenBatch,
-    group_advantages,
-    shuffle_in_groups,
-    token_losses,
-)
+from pearl.workers.training.advantages import group_advantages, shuffle_in_groups
+from pearl.workers.training.grpo import STATISTICS, LossSettings, TokenBatch, token_losses
 from pearl.workers.training.scoring import score_logits
 
 SETTINGS = LossSettings(clip_low=0.2, clip_high=0.28, tis_cap=2.0, kl_coefficient=0.0)
