@@ -90,3 +90,32 @@ def test_the_example_routes_a_simulated_job(monkeypatch: pytest.MonkeyPatch) -> 
     assert choose(100, Slot(0), CANDIDATES) == 2, "a short context goes where less is running"
     assert choose(4096, Slot(0), CANDIDATES) == 0, "a long one stays"
     assert choose(4096, Slot(1), CANDIDATES) is None, "and waits for its worker"
+
+
+async def test_a_run_with_an_own_router_replays_and_resumes(tmp_path: Path) -> None:
+    config = small_config(router=f"{__name__}:last_slot")
+    life = await run_whole(tmp_path / "run", config)  # replays its journal too
+    files = RunFiles(tmp_path / "run")
+    with pytest.raises(FinishedError):
+        recover(config, files)
+    assert life.beginning.core.finished
+
+
+async def test_a_replay_notices_that_the_router_is_another(tmp_path: Path) -> None:
+    await run_whole(tmp_path / "run", small_config(router=f"{__name__}:last_slot"))
+    settings = tmp_path / "run" / "config.toml"
+    settings.write_text(settings.read_text().replace(":last_slot", ":first_slot"))
+    assert "entry " in (replay.check(tmp_path / "run") or "")
+
+
+def test_a_simulated_job_is_routed_by_it() -> None:
+    CALLS.clear()
+    job = make_job(
+        ROOT / "launch" / "configs" / "simulate-8b.toml",
+        "config",
+        0,
+        overrides=(f"rollout.router={__name__}:counted",),
+        horizon_s=20.0,
+    )
+    assert run_job(job).steps >= 0
+    assert CALLS
