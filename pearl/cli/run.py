@@ -19,8 +19,8 @@ from pearl.service import coordinator_process
 from pearl.service.coordinator_process import check_address, load_trace
 from pearl.service.own_router import load_router
 from pearl.types.config import Config, RunConfig
+from pearl.types.exit_codes import EXIT_USAGE
 
-EXIT_USAGE = 2
 OF_NO_RUN = {"run_id", "identity.json", "logs", "coordinator.log", "metrics.jsonl", "trajectories.jsonl"}
 """What a run leaves that never began."""
 

@@ -260,8 +260,6 @@ def _emulated(config: Config) -> Iterator[str]:
         )
     if config.model.device != "cpu":
         yield f'model.device: "{config.model.device}": emulated workers run on no GPU; use "cpu"'
-    if config.emulated.launcher != "process":
-        yield f'emulated.launcher: "{config.emulated.launcher}" is not built; use "process", a process a worker'
 
 
 def _agreement(config: Config) -> Iterator[str]:

@@ -27,11 +27,10 @@ from pearl.types.commands import AnyCommand, Finish
 from pearl.types.config import Config
 from pearl.types.core_context import CoreContext
 from pearl.types.events import AnyEvent
+from pearl.types.exit_codes import EXIT_FAILURE
 from pearl.types.profile import Profile
 from pearl.types.reports import ComparisonReport, EvaluationReport, NoteReport
 from pearl.types.worker_table import WorkerRow
-
-EXIT_FAILURE = 1
 
 
 class Coordinator:

@@ -64,7 +64,7 @@ class Simulation:
     def run(self, horizon_s: float, on_progress: Callable[[float], None] | None = None) -> commands.Finish:
         """Run until the job is over or ``horizon_s`` has passed; a step that is cut off by the horizon is not
         counted."""
-        self._pending.append(events.Started((0,), 0, 0, False))
+        self._pending.append(events.Started(0, 0, False))
         self.preemption.begin()
         self._drain()
         clock, next_report_s = self.clock, 0.0

@@ -194,7 +194,6 @@ class EmulatedConfig(Section, frozen=True):
     An iteration takes A + b * decoding + t_prefill * prefilled tokens, times lognormal noise of the given sigma.
     """
 
-    launcher: Literal["process", "task"] = "process"  # a process a worker, or all in the node agent's process
     prefill_seconds_per_token: Cost = 20e-6
     decode_fixed_seconds: Annotated[float, Meta(ge=1e-6, le=3600)] = 6e-3
     decode_seconds_per_seq: Cost = 0.2e-3

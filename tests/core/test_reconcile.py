@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 from test_core_elasticity import make_world
-from world import World
 
 from pearl.core.coordinator import Coordinator
+from pearl.testing.world import World
 from pearl.types import events
 from pearl.types.ids import GpuId
 

@@ -174,7 +174,7 @@ class ClusterRebuilder:
         due = [row.reclaim_deadline_s for row in rows if row.reclaim_deadline_s != row.reclaim_began_s]
         on_time = all(now <= deadline_s for deadline_s in due if deadline_s is not None)
         gpus = tuple(row.gpu for row in rows)
-        self._commands.emit(ReturnGpus(gpus, seconds, on_time))
+        self._commands.emit(ReturnGpus(gpus, seconds))
         self._commands.report(
             GpusReport(now, event="returned", gpus=",".join(gpus), seconds=seconds, on_time=on_time)
         )

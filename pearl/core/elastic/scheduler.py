@@ -138,7 +138,7 @@ class ElasticScheduler:
     def on_reclaimed(self, event: events.GpusReclaimed, now: float) -> None:
         rows = self._gpus_table.rows
         if gone := tuple(gpu for gpu in event.gpus if gpu not in rows or not rows[gpu].present):
-            self._commands.emit(ReturnGpus(gone, 0.0, True))
+            self._commands.emit(ReturnGpus(gone, 0.0))
         self.rebuilder.on_reclaimed(event.gpus, event.grace_s, event.reason, now)
 
     def on_host_lost(self, event: events.HostLost, now: float) -> None:
