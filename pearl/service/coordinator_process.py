@@ -182,15 +182,15 @@ class Service:
             self._console.announce(f"warning: {warning}")
         files = RunFiles(self._run_dir)
         try:
-            beginning = self._begin(files)
+            initial_state = self._begin(files)
             try:
-                finish = await self._live(files, beginning)
-                self._lost += verify(files, beginning.journal, self._console.announce)
+                finish = await self._live(files, initial_state)
+                self._lost += verify(files, initial_state.journal, self._console.announce)
             except Exception:
                 self._remove_files(files)
                 raise
             finally:
-                beginning.journal.close()
+                initial_state.journal.close()
         except FinishedError as finished:
             self._console.announce("the run has finished already: nothing to resume")
             files.summary({**finished.finish.summary, "error": finished.finish.error})
@@ -203,9 +203,9 @@ class Service:
 
     def _begin(self, files: RunFiles) -> InitialState:
         if self._resume and recovery.has_journal(files):
-            beginning = recovery.recover(self._config, files)
+            initial_state = recovery.recover(self._config, files)
             files.write_config(self._config)  # the workers read it, whatever has become of the copies on disk
-            return beginning
+            return initial_state
         if self._resume:
             recovery.refuse_without_journal(files)
         files.write_config(self._config)
@@ -216,9 +216,11 @@ class Service:
         if not self._resume and (self._session is None or not self._session.is_driving):
             files.remove()
 
-    async def _live(self, files: RunFiles, beginning: InitialState) -> Finish:
+    async def _live(self, files: RunFiles, initial_state: InitialState) -> Finish:
         agent = LocalAgent(self._config, self._run_id, files.logs)
-        run_loop = RunLoop(self._config, self._run_id, files, self._console, beginning, agent, self._trace)
+        run_loop = RunLoop(
+            self._config, self._run_id, files, self._console, initial_state, agent, self._trace
+        )
         async with run_loop.make_server() as server:
             if self._config.elastic.inter or self._config.rollout.reserved_gpus:
                 self._console.announce(how_to_join(server.address))

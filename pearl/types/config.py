@@ -76,7 +76,8 @@ class RolloutConfig(Section, frozen=True):
     # of the workers' GPUs, so many are on reserved hosts (pearl agent --pool rollout), the rest on the coordinator's
     reserved_gpus: Annotated[int, Meta(ge=0, le=1 << 16)] = 0
     gpus_per_worker: Annotated[int, Meta(ge=1, le=1024)] = 1  # tensor parallel degree inside a worker
-    router: Literal["sticky", "least-loaded", "cache-aware"] = "cache-aware"
+    # "sticky", "least-loaded", "cache-aware", or a function of your own, "package.module:function"
+    router: str = "cache-aware"
     start: Literal["early", "strict"] = "early"
     max_in_flight: Annotated[int, Meta(ge=0, le=1 << 20)] = 0  # trajectories at once; 0 = batch_size
     max_requests_per_worker: Annotated[int, Meta(ge=1, le=1 << 16)] = 128

@@ -10,7 +10,7 @@ import pytest
 
 from pearl.service.clients.training_client import pieces
 from pearl.service.console import Console
-from pearl.service.loop.mailbox import Mailbox
+from pearl.service.loop.inbox import Mailbox
 from pearl.service.processes.process_specs import NotEnoughGpusError, ProcessSpecs
 from pearl.service.run_files import RunFiles
 from pearl.service.trajectory_seeds import trajectory_seed

@@ -37,7 +37,7 @@ class TrainingClient:
         self,
         config: Config,
         server: RpcServer,
-        groups: ProcessSpecs,
+        specs: ProcessSpecs,
         processes: ProcessManager,
         store: TokenStore,
         environments: EnvironmentPool,
@@ -49,7 +49,7 @@ class TrainingClient:
         """``reach_step`` is told the step of each new version, once it is on its way to the core."""
         self._config = config
         self._server = server
-        self._groups = groups
+        self._specs = specs
         self._processes = processes
         self._store = store
         self._environments = environments
@@ -68,7 +68,7 @@ class TrainingClient:
         self._spawn(f"StartTrainer {command.incarnation}", self._live(command))
 
     async def _live(self, command: commands.StartTrainer) -> None:
-        process = self._groups.training(command.incarnation)
+        process = self._specs.training(command.incarnation)
         self._peer = process.name
         if await self._processes.start(process) is not None:
             self._spawn(f"StartTraining {command.incarnation}", self._prepare(command, process))
