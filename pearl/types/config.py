@@ -160,6 +160,9 @@ class RuntimeConfig(Section, frozen=True):
     # of one slot or of the training world within restart_window_s; more ends the run
     max_restarts: Annotated[int, Meta(ge=0, le=10_000)] = 5
     restart_window_s: LongLimit = 300.0
+    # torch workers are forked from one process a host that has imported what they need: auto = those without GPUs, on =
+    # all, off = none
+    prepared_processes: Literal["auto", "on", "off"] = "auto"
 
 
 class ElasticConfig(Section, frozen=True):
