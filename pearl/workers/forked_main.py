@@ -33,7 +33,7 @@ def end_after(main: Callable[[], None]) -> NoReturn:
         code = 0
     except SystemExit as error:
         code = _exit_code(error)
-    except BaseException:
+    except BaseException:  # noqa: BLE001  # as the interpreter does with whatever ends a program
         traceback.print_exc()
     finally:
         threading._shutdown()  # type: ignore[attr-defined]  # joins what runs, as at the end of any program

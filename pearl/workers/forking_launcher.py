@@ -58,11 +58,6 @@ class ForkedRank:
             os.kill(self.pid, number)
 
 
-def is_supported() -> bool:
-    """Return whether this torchrun starts its ranks by the call that is replaced."""
-    return callable(getattr(SubprocessHandler, "_popen", None))
-
-
 def main(arguments: Sequence[str]) -> None:
     from torch.distributed import run
 

@@ -15,13 +15,17 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import msgspec
+from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
 
 from pearl.runtime import process_markers, subreaper
 from pearl.runtime.prepared_process import MARKER_BYTES, UNSAFE_EXIT_CODE, ForkReply, ForkRequest
-from pearl.workers import forking_launcher
 from pearl.workers.forked_main import end_after, take_environment
 
-ENTRY_MODULES = ("pearl.workers.rollout.worker", "pearl.workers.training.worker")
+ENTRY_MODULES = (
+    "pearl.workers.forking_launcher",
+    "pearl.workers.rollout.worker",
+    "pearl.workers.training.worker",
+)
 """Imported, then forgotten: each is run as a main module later, with all that it imports in memory."""
 MODULES = (
     "torch.distributed.run",
@@ -82,7 +86,7 @@ def _problem() -> str:
     """Return why forks of this process would be unsafe; "" when they are not."""
     if os.uname().machine not in SYS_CLONE:
         return f"CLONE_PARENT is not known for {os.uname().machine}"
-    if not forking_launcher.is_supported():
+    if not callable(getattr(SubprocessHandler, "_popen", None)):
         return "this version of torchrun starts ranks in another way"
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
