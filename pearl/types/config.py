@@ -166,6 +166,9 @@ class RuntimeConfig(Section, frozen=True):
     reserved_timeout_s: LongLimit = (
         600.0  # reserved hosts are awaited for so long, at the start and when lost
     )
+    # torch workers are forked from one process a host that has imported what they need: auto = those without GPUs, on =
+    # all, off = none
+    prepared_processes: Literal["auto", "on", "off"] = "auto"
 
 
 class ElasticConfig(Section, frozen=True):
