@@ -16,6 +16,7 @@ from pearl.core.pipeline.agreement import disagreement
 from pearl.core.pipeline.buffer import CohortBuffer
 from pearl.core.pipeline.evaluation import EvaluationRound
 from pearl.core.pipeline.rollout import Rollout
+from pearl.core.pipeline.router import Strategy
 from pearl.core.pipeline.training import Published, Training
 from pearl.core.pipeline.trajectory import Trajectory
 from pearl.core.state import CoreState, fresh_state
@@ -33,7 +34,10 @@ from pearl.types.worker_table import WorkerRow
 
 
 class Coordinator:
-    def __init__(self, config: Config, state: CoreState | None = None) -> None:
+    def __init__(
+        self, config: Config, state: CoreState | None = None, router: Strategy | None = None
+    ) -> None:
+        """``router`` is a person's own, loaded by the caller: the core imports nothing by name."""
         self._config = config
         self._state = state = state if state is not None else fresh_state(config)
         self._commands = CommandBuffer(state.next_op)
@@ -50,12 +54,12 @@ class Coordinator:
             self._changes,
         )
         self._elastic = ElasticScheduler(state.elastic, context)
-        self._rollout = Rollout(state.rollout, context)
+        self._rollout = Rollout(state.rollout, context, router)
         self._training = Training(context, self._rollout)
 
     @classmethod
-    def restore(cls, config: Config, snapshot: bytes) -> "Coordinator":
-        return cls(config, msgspec.msgpack.decode(snapshot, type=CoreState))
+    def restore(cls, config: Config, snapshot: bytes, router: Strategy | None = None) -> "Coordinator":
+        return cls(config, msgspec.msgpack.decode(snapshot, type=CoreState), router)
 
     def snapshot(self) -> bytes:
         self._state.next_op = self._commands.next_op

@@ -56,6 +56,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--lease-s", type=float, default=defaults.lease_s)
     parser.add_argument("--queue-messages", type=int, default=defaults.queue_messages)
     parser.add_argument("--max-frame-bytes", type=int, default=defaults.max_frame_bytes)
+    parser.add_argument("--prepare", action="store_true", help="import what torch workers need at once")
     return parser.parse_args(arguments)
 
 
@@ -82,7 +83,7 @@ def make_report(
 
 
 async def serve(options: argparse.Namespace, report: AgentReport) -> str:
-    agent = NodeAgent(report, options.lease_s, adopts_orphans=adopt_orphans())
+    agent = NodeAgent(report, options.lease_s, adopts_orphans=adopt_orphans(), prepares=options.prepare)
     watch_signals(agent.leave)
     hello = Hello(
         "agent",

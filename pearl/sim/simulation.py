@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from pearl.core.coordinator import Coordinator
+from pearl.service.own_router import load_router
 from pearl.sim.clock import VirtualClock
 from pearl.sim.environments import Environments
 from pearl.sim.hardware import Hardware
@@ -40,7 +41,7 @@ class Simulation:
         sink: Sink | None = None,
     ) -> None:
         self.clock = clock = VirtualClock()
-        self.core = Coordinator(config)
+        self.core = Coordinator(config, router=load_router(config))
         self.metrics = MetricsCollector()
         self.finished: commands.Finish | None = None
         self._sink = sink

@@ -74,7 +74,8 @@ class RolloutConfig(Section, frozen=True):
     engine: Literal["torch", "emulated", "sglang"] = "torch"
     num_workers: Annotated[int, Meta(ge=1, le=1 << 16)] = 2
     gpus_per_worker: Annotated[int, Meta(ge=1, le=1024)] = 1  # tensor parallel degree inside a worker
-    router: Literal["sticky", "least-loaded", "cache-aware"] = "cache-aware"
+    # "sticky", "least-loaded", "cache-aware", or a function of your own, "package.module:function"
+    router: str = "cache-aware"
     start: Literal["early", "strict"] = "early"
     max_in_flight: Annotated[int, Meta(ge=0, le=1 << 20)] = 0  # trajectories at once; 0 = batch_size
     max_requests_per_worker: Annotated[int, Meta(ge=1, le=1 << 16)] = 128
@@ -160,6 +161,9 @@ class RuntimeConfig(Section, frozen=True):
     # of one slot or of the training world within restart_window_s; more ends the run
     max_restarts: Annotated[int, Meta(ge=0, le=10_000)] = 5
     restart_window_s: LongLimit = 300.0
+    # torch workers are forked from one process a host that has imported what they need: auto = those without GPUs, on =
+    # all, off = none
+    prepared_processes: Literal["auto", "on", "off"] = "auto"
 
 
 class ElasticConfig(Section, frozen=True):

@@ -112,6 +112,7 @@ def test_cf_01_wrong_keys_are_refused_with_the_nearest(tmp_path: Path, text: str
         ("rollout.temperature=", "write section.key=value"),
         (".temperature=1", "write section.key=value"),
         ("rollout.temperature=1\nrouter = 2", "is not a number"),
+        ("runtime.prepared_processes=yes", '"yes" is not one of "auto", "on", "off"'),
     ],
 )
 def test_cf_01_wrong_overrides_are_refused_alike(tmp_path: Path, override: str, said: str) -> None:

@@ -6,12 +6,13 @@ import json
 import math
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pearl.service.clients.training_client import pieces
 from pearl.service.console import Console
 from pearl.service.loop.inbox import Mailbox
-from pearl.service.processes.process_specs import NotEnoughGpusError, ProcessSpecs
+from pearl.service.processes.process_specs import NotEnoughGpusError, ProcessSpecs, wants_prepared_process
 from pearl.service.run_files import RunFiles
 from pearl.service.trajectory_seeds import trajectory_seed
 from pearl.types.commands import Report
@@ -219,3 +220,21 @@ async def test_gpus_of_overlap_workers_are_those_of_the_training_ranks(tmp_path:
     trained = made.training(1).spec.environment["CUDA_VISIBLE_DEVICES"]
     lent = made.rollout(2, 1, "colocated", (GpuId("local/0"),)).spec.environment["CUDA_VISIBLE_DEVICES"]
     assert lent == trained == "2"
+
+
+@pytest.mark.parametrize(
+    ("setting", "device", "expected"),
+    [("auto", "cpu", True), ("auto", "auto", False), ("on", "auto", True), ("off", "cpu", False)],
+)
+async def test_torch_groups_may_fork_where_the_setting_says_so(
+    tmp_path: Path, setting: str, device: str, expected: bool
+) -> None:
+    config = msgspec.convert(
+        {"model": {"device": device}, "runtime": {"prepared_processes": setting}}, Config
+    )
+    made = ProcessSpecs(config, tmp_path, "tcp://127.0.0.1:1", "run")
+    made.use(report(3))
+    assert made.training(1).spec.may_fork is expected
+    assert made.rollout(0, 1, "colocated", (GpuId("local/1"),)).spec.may_fork is expected
+    assert not made.environment(0, 1).spec.may_fork
+    assert wants_prepared_process(config) is expected

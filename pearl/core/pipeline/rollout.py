@@ -14,6 +14,7 @@ from pearl.core.pipeline.attempts import Attempts
 from pearl.core.pipeline.buffer import CohortBuffer
 from pearl.core.pipeline.dispatcher import Dispatcher, DispatchState
 from pearl.core.pipeline.evaluation import EvaluationRound, task_of
+from pearl.core.pipeline.router import Strategy
 from pearl.core.pipeline.trajectory import Trajectory
 from pearl.types import events
 from pearl.types.commands import (
@@ -55,7 +56,7 @@ class RolloutState(msgspec.Struct):
 
 
 class Rollout:
-    def __init__(self, state: RolloutState, context: CoreContext) -> None:
+    def __init__(self, state: RolloutState, context: CoreContext, router: Strategy | None = None) -> None:
         self.state = state
         self._config = config = context.config
         self._table = table = context.table
@@ -64,7 +65,7 @@ class Rollout:
         self._commands = commands_out = context.commands
         self._limit = config.rollout.max_in_flight or config.data.batch_size
         self._attempts = Attempts(state.dispatch.attempts, state.trajectories, context)
-        self.dispatcher = Dispatcher(state.dispatch, config.rollout, table, lineages, commands_out)
+        self.dispatcher = Dispatcher(state.dispatch, config.rollout, table, lineages, commands_out, router)
 
     # opening
 

@@ -131,6 +131,7 @@ class StartGroup(msgspec.Struct, frozen=True, tag=True):
     log_directory: str
     shutdown_grace_s: float = 5.0
     files: dict[str, bytes] = {}  # written into its directory before it starts
+    may_fork: bool = False  # its processes may be forked from the host's prepared process
 
 
 class StartGroupReply(msgspec.Struct, frozen=True, tag=True):
