@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -11,6 +12,7 @@ from uuid import uuid4
 
 import psutil
 import pytest
+import uvloop
 from member_watch import LIMIT_S, watch_members
 
 from pearl.runtime import process_markers
@@ -20,6 +22,12 @@ from pearl.runtime.process_group import ProcessGroup
 from pearl.workers import forked_main, process_server
 
 LIMIT_OF_IMPORTS_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def event_loop_policy() -> uvloop.EventLoopPolicy:
+    """Run as agents do: uvloop gives children sockets where asyncio gives them pipes."""
+    return uvloop.EventLoopPolicy()
 
 
 @asynccontextmanager
@@ -141,10 +149,18 @@ def test_threads_after_the_imports_are_a_reason_not_to_fork() -> None:
     thread = threading.Thread(target=release.wait)
     thread.start()
     try:
-        assert "threads" in process_server._problem()
+        assert "threads" in process_server._problem(())
     finally:
         release.set()
         thread.join()
+
+
+def test_a_socket_that_it_was_not_given_is_a_reason_not_to_fork() -> None:
+    ours, other = socket.socketpair()
+    with ours, other:
+        links = [os.readlink(f"/proc/self/fd/{one.fileno()}") for one in (ours, other)]
+        before = process_server.unsafe_files(links)
+        assert set(process_server.unsafe_files(())) - set(before) == set(links)
 
 
 def fail() -> None:
