@@ -24,12 +24,6 @@ from pearl.workers import forked_main, process_server
 LIMIT_OF_IMPORTS_S = 120.0
 
 
-@pytest.fixture(scope="module")
-def event_loop_policy() -> uvloop.EventLoopPolicy:
-    """Run as agents do: uvloop gives children sockets where asyncio gives them pipes."""
-    return uvloop.EventLoopPolicy()
-
-
 @asynccontextmanager
 async def kept() -> AsyncIterator[tuple[PreparedProcess, str]]:
     """Keep a prepared process for a run of the test's own; nothing of it is left afterwards."""
@@ -64,10 +58,15 @@ def shares_memory(pid: int) -> bool:
 
 
 @pytest.mark.timeout(300)
-async def test_whichever_process_dies_nothing_is_left_and_the_next_group_starts(
+def test_whichever_process_dies_nothing_is_left_and_the_next_group_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Runs as agents do: uvloop gives children sockets where asyncio gives them pipes."""
     monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    uvloop.run(kill_each(tmp_path))
+
+
+async def kill_each(tmp_path: Path) -> None:
     async with kept() as (prepared, run_id):
         server = await server_up(prepared)
         for victim in ("rank", "launcher", "subreaper", "server", "nobody"):
