@@ -28,9 +28,10 @@ import msgspec
 import uvloop
 
 from pearl.runtime.errors import PeerGoneError
+from pearl.runtime.inbound import Call, Inbound
 from pearl.runtime.parent_death import watch_parent
 from pearl.runtime.rpc_client import RpcClient
-from pearl.runtime.rpc_server import Call, Inbound, RpcServer
+from pearl.runtime.rpc_server import RpcServer
 from pearl.service import recovery, run_loop
 from pearl.service.console import Console
 from pearl.service.run_files import RunFiles
