@@ -27,11 +27,15 @@ usage: pearl COMMAND ...
                                policies side by side, on a virtual clock
   trace inspect F              what a trace of preemptible GPUs would play
   replay RUN_DIR               check a run's journal against a fresh core
+  show RUN_DIR [TRAJECTORY]    trajectories as text: a list, one of them, two side by side
   report RUN_DIR               one static HTML page about a run
 
 pearl COMMAND --help says more."""
 
 FAILED, EXIT_USAGE, INTERRUPTED = 1, 2, 130
+MAX_TRAJECTORY = (1 << 63) - 1
+SHOWN_CHARACTERS = 2000
+"""Of one part of a trajectory, unless all of it is asked for."""
 OF_A_PATH = (errno.EACCES, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EROFS)
 """What is wrong with a file or directory that a person named."""
 
@@ -301,6 +305,68 @@ def _replay(words: Sequence[str]) -> int:
     return 0
 
 
+def _show(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="pearl show", description="The trajectories of a run as text: a list, or one of them."
+    )
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    parser.add_argument("trajectory", type=whole(0, MAX_TRAJECTORY), nargs="?", metavar="TRAJECTORY")
+    parser.add_argument(
+        "--beside",
+        type=whole(0, MAX_TRAJECTORY),
+        nargs="?",
+        const=-1,
+        metavar="N",
+        help="with another one beside it (default: the sibling whose reward differs most)",
+    )
+    parser.add_argument("--step", type=whole(0, MAX_TRAJECTORY), metavar="N", help="list those of this step")
+    parser.add_argument(
+        "--reward", metavar="LOW..HIGH", help="list those with such a reward, e.g. 0..0.5 or ..0"
+    )
+    parser.add_argument("--outcome", metavar="NAME", help="list those that ended so; or masked")
+    parser.add_argument(
+        "--prompt", type=whole(0, MAX_TRAJECTORY), metavar="N", help="list those of this prompt"
+    )
+    parser.add_argument(
+        "--limit", type=whole(1, 1_000_000), default=40, metavar="N", help="the newest N (default: 40)"
+    )
+    parser.add_argument("--full", action="store_true", help="long texts whole")
+    parser.add_argument("--ids", action="store_true", help="token ids as numbers, nothing is decoded")
+    options = parser.parse_args(words)
+    run_dir = _existing_run(options.run_dir)
+    from pearl.cli import show
+
+    if options.beside is not None and options.trajectory is None:
+        raise ConfigError("--beside: name the TRAJECTORY that it is put beside")
+    filters = show.Filters(options.step, _reward_range(options.reward), options.outcome, options.prompt)
+    if options.trajectory is not None and any(given is not None for given in filters):
+        raise ConfigError("--step, --reward, --outcome and --prompt filter the list; leave TRAJECTORY away")
+    return show.show(
+        show.Request(
+            run_dir=run_dir,
+            trajectory=options.trajectory,
+            beside=options.beside,
+            filters=filters,
+            limit=options.limit,
+            characters=0 if options.full else SHOWN_CHARACTERS,
+            as_ids=options.ids,
+        )
+    )
+
+
+def _reward_range(text: str | None) -> tuple[float, float] | None:
+    if text is None:
+        return None
+    low, dots, high = text.partition("..")
+    try:
+        bounds = (float(low or "-inf"), float((high if dots else low) or "inf"))
+    except ValueError:
+        bounds = (1.0, 0.0)
+    if not bounds[0] <= bounds[1]:
+        raise ConfigError(f"--reward {text}: give a range LOW..HIGH, for example 0..0.5, ..0 or 1")
+    return bounds
+
+
 def _report(words: Sequence[str]) -> int:
     run_dir = _run_dir_argument(
         "pearl report", "Write RUN_DIR/report.html, which needs no network to look at.", words
@@ -314,7 +380,10 @@ def _report(words: Sequence[str]) -> int:
 def _run_dir_argument(program: str, description: str, words: Sequence[str]) -> Path:
     parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
-    run_dir: Path = parser.parse_args(words).run_dir
+    return _existing_run(parser.parse_args(words).run_dir)
+
+
+def _existing_run(run_dir: Path) -> Path:
     if not (run_dir / "config.toml").is_file():
         raise ConfigError(f"{run_dir}: is no run directory (it has no config.toml)")
     return run_dir
@@ -352,5 +421,6 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "simulate": _simulate,
     "trace": _trace,
     "replay": _replay,
+    "show": _show,
     "report": _report,
 }

@@ -40,6 +40,7 @@ from pearl.service.processes.process_manager import LOCAL_HOST, ProcessManager
 from pearl.service.processes.process_specs import ProcessSpecs
 from pearl.service.recovery import InitialState
 from pearl.service.run_files import RunFiles, strict_json
+from pearl.service.samples import SampleWriter
 from pearl.service.status_json import StatusJson
 from pearl.service.verification import checkpoint_damage
 from pearl.types import events
@@ -179,6 +180,9 @@ class RunLoop:
         worker_control = WorkerControl(
             config, server, inbox, workers.terminate, trainer.await_liveness_known, tasks.spawn
         )
+        samples = SampleWriter(
+            self._files.run_dir, config.run.num_samples, store, environments.decode, tasks.spawn
+        )
         executor = CommandExecutor(
             store,
             frames,
@@ -190,6 +194,7 @@ class RunLoop:
             self._preempts,
             self._files,
             self._console,
+            samples,
         )
         ingest = EventIngest(
             store,
@@ -214,6 +219,7 @@ class RunLoop:
         if not is_new:
             executor.forget_the_rest()
         finish = await driver.run()
+        await samples.drain()
         self.lost += self._find_lost(finish, store, trainer)
         log.info("not taken from frames: %s; the server counted %s", frames.dropped, server.counters)
         return finish

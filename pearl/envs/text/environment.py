@@ -57,6 +57,9 @@ class RenderedEnvironment:
         """Text environments have no expert: set ``warm_start.num_steps = 0``."""
         return []
 
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._proven.chat.tokenizer.decode(ids)
+
     def note_answer(self, failure: str) -> None:
         self.counters.answers += 1
         if failure:
