@@ -23,6 +23,7 @@ usage: pearl COMMAND ...
   agent --coordinator ADDRESS  this host's GPUs join a run, until they are taken away
   decide --profile F --workers N
                                the allocation of N workers, with all predicted makespans
+  check-env ENV|CONFIG         is an environment fit to be trained on? plays it without a model
   simulate CONFIG --policy P[,P...]
                                policies side by side, on a virtual clock
   trace inspect F              what a trace of preemptible GPUs would play
@@ -354,6 +355,54 @@ def _show(words: Sequence[str]) -> int:
     )
 
 
+def _check_env(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="pearl check-env",
+        usage="pearl check-env ENV|CONFIG [key=value ...] [--tasks N] [--pass-mark R] [--limit S] [--json]",
+        description="Whether an environment is fit to be trained on. Exit code 1: it is not; 2: it cannot be loaded.",
+    )
+    parser.add_argument(
+        "words",
+        nargs="+",
+        metavar="ENV|CONFIG, key=value",
+        help="an environment's name or a job's TOML; options of the environment, or section.key=value",
+    )
+    parser.add_argument(
+        "--tasks", type=whole(1, 100_000), default=3, metavar="N", help="of each split (default: 3)"
+    )
+    parser.add_argument(
+        "--pass-mark",
+        type=number(-1e9, 1e9, "reward"),
+        default=0.5,
+        metavar="R",
+        help="a reference solution reaches it, an agent that says nothing does not (default: 0.5)",
+    )
+    parser.add_argument(
+        "--limit",
+        type=number(1, 86_400, "seconds"),
+        default=600.0,
+        metavar="S",
+        help="seconds (default: 600)",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    options = parser.parse_intermixed_args(words)
+    names = [word for word in options.words if "=" not in word]
+    if len(names) != 1:
+        raise ConfigError(f"one ENV or CONFIG, please, not {len(names)}: {', '.join(names) or 'none'}")
+    from pearl.cli.check_env import Request, check_env
+
+    return check_env(
+        Request(
+            name=names[0],
+            overrides=[word for word in options.words if "=" in word],
+            num_tasks=options.tasks,
+            pass_mark=options.pass_mark,
+            limit_s=options.limit,
+            as_json=options.json,
+        )
+    )
+
+
 def _reward_range(text: str | None) -> tuple[float, float] | None:
     if text is None:
         return None
@@ -422,5 +471,6 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "trace": _trace,
     "replay": _replay,
     "show": _show,
+    "check-env": _check_env,
     "report": _report,
 }

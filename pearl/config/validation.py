@@ -16,7 +16,7 @@ from pearl.types.config import Config, TrainingConfig
 
 ADVANTAGES = ("group", "leave-one-out", "batch")
 OWN_FUNCTION = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
-BUILT_IN_ENVIRONMENTS = ("bugfix", "emulated", "harness")
+BUILT_IN_ENVIRONMENTS = ("bugfix", "emulated", "harness", "jsonl")
 PROBE_LIMIT_S = 30.0
 RATIO = re.compile(r"[1-9][0-9]{0,4}P[1-9][0-9]{0,4}D")
 

@@ -1,4 +1,4 @@
-"""The trajectories of a run as text: filters, one, two beside each other, and what is said when something is missing."""
+"""The trajectories of a run as text: filters, one, two beside each other, and what is said of missing ones."""
 
 import os
 import subprocess

@@ -71,6 +71,9 @@ class AgentEnvironment:
         """Agents have no expert: set ``warm_start.num_steps = 0``."""
         return []
 
+    def describe_chat(self) -> str:
+        return self._proven.describe()
+
     def decode(self, ids: Sequence[int]) -> str:
         return self._proven.chat.tokenizer.decode(ids)
 

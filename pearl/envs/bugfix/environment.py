@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from pearl.envs.bugfix import tokenizer as words
 from pearl.envs.bugfix.episode import BugfixEpisode
-from pearl.envs.bugfix.expert import ExpertMix, demonstrate
+from pearl.envs.bugfix.expert import ExpertMix, demonstrate, solution
 from pearl.envs.bugfix.task import NUM_EVALUATION_TASKS, Shape, check_shape, make_task
 from pearl.envs.protocol import EnvironmentSpec, Split
 
@@ -36,6 +36,9 @@ class BugfixEnvironment:
 
     def episode(self, split: Split, task: int) -> BugfixEpisode:
         return BugfixEpisode(make_task(self._shape, split, task), self._shape)
+
+    def solve(self, split: Split, task: int) -> list[list[int]]:
+        return solution(make_task(self._shape, split, task))
 
     def decode(self, ids: Sequence[int]) -> str:
         return words.decode(ids)
