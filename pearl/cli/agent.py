@@ -16,9 +16,9 @@ from pearl.runtime.preemptible_agent import GivenUpError, JoinOptions
 from pearl.service.processes.process_manager import LOCAL_HOST
 from pearl.types import tcp_address
 from pearl.types.config import RuntimeConfig
+from pearl.types.exit_codes import EXIT_FAILURE
 from pearl.types.messages.control import AgentReport
 
-FAILED = 1
 MAX_LIFETIME_S = 365 * 86_400.0
 SECONDS = number(0, MAX_LIFETIME_S, "seconds")
 DESCRIPTION = """\
@@ -42,7 +42,7 @@ def agent(words: Sequence[str]) -> int:
         reason = join(join_options, report)
     except GivenUpError as error:
         print(f"error: {error}", file=sys.stderr)
-        return FAILED
+        return EXIT_FAILURE
     print(f"left: {reason}")
     return 0
 

@@ -17,9 +17,10 @@ from pearl.config import ConfigError
 from pearl.envs.loader import BUILT_IN, check_demonstrations, load_environment
 from pearl.service import coordinator_process
 from pearl.service.coordinator_process import check_address, load_trace
+from pearl.service.own_router import load_router
 from pearl.types.config import Config, RunConfig
+from pearl.types.exit_codes import EXIT_USAGE
 
-EXIT_USAGE = 2
 OF_NO_RUN = {"run_id", "identity.json", "logs", "coordinator.log", "metrics.jsonl", "trajectories.jsonl"}
 """What a run leaves that never began."""
 
@@ -44,6 +45,7 @@ def run(request: Request) -> int:
     notes: list[str] = []
     _check_all(
         lambda: _check_environment(config),
+        lambda: _check_router(config),
         lambda: check_address(config),
         lambda: check_model(config),
         lambda: load_trace(config, notes.append),
@@ -95,6 +97,11 @@ def _check_environment(config: Config) -> None:
     if checked.returncode != 0:
         said = (checked.stdout.strip() or checked.stderr.strip()).decode(errors="replace")
         raise ConfigError(said or f"exit code {checked.returncode}")
+
+
+def _check_router(config: Config) -> None:
+    """A person's own is loaded before anything starts."""
+    load_router(config)
 
 
 def _close(run_dir: Path) -> None:

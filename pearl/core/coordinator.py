@@ -16,40 +16,50 @@ from pearl.core.pipeline.agreement import disagreement
 from pearl.core.pipeline.buffer import CohortBuffer
 from pearl.core.pipeline.evaluation import EvaluationRound
 from pearl.core.pipeline.rollout import Rollout
+from pearl.core.pipeline.router import Strategy
 from pearl.core.pipeline.training import Published, Training
 from pearl.core.pipeline.trajectory import Trajectory
 from pearl.core.state import CoreState, fresh_state
 from pearl.types import events
+from pearl.types.change_flag import ChangeFlag
 from pearl.types.command_buffer import CommandBuffer
 from pearl.types.commands import AnyCommand, Finish
 from pearl.types.config import Config
+from pearl.types.core_context import CoreContext
 from pearl.types.events import AnyEvent
+from pearl.types.exit_codes import EXIT_FAILURE
 from pearl.types.profile import Profile
 from pearl.types.reports import ComparisonReport, EvaluationReport, NoteReport
 from pearl.types.worker_table import WorkerRow
 
-EXIT_FAILURE = 1
-
 
 class Coordinator:
-    def __init__(self, config: Config, state: CoreState | None = None) -> None:
+    def __init__(
+        self, config: Config, state: CoreState | None = None, router: Strategy | None = None
+    ) -> None:
+        """``router`` is a person's own, loaded by the caller: the core imports nothing by name."""
         self._config = config
         self._state = state = state if state is not None else fresh_state(config)
         self._commands = CommandBuffer(state.next_op)
         self._now = state.first_now  # of the newest event
-        self._elastic = ElasticScheduler(
-            state.elastic, config, state.table, state.trainer, state.counters, self._commands
+        self._changes = ChangeFlag()
+        context = CoreContext(
+            config,
+            state.table,
+            state.elastic.gpu_table,
+            state.trainer,
+            state.lineages,
+            state.counters,
+            self._commands,
+            self._changes,
         )
-        self._rollout = Rollout(
-            state.rollout, config, state.table, state.lineages, state.counters, self._commands
-        )
-        self._training = Training(
-            state.trainer, config, self._rollout, state.lineages, state.counters, self._commands
-        )
+        self._elastic = ElasticScheduler(state.elastic, context)
+        self._rollout = Rollout(state.rollout, context, router)
+        self._training = Training(context, self._rollout)
 
     @classmethod
-    def restore(cls, config: Config, snapshot: bytes) -> "Coordinator":
-        return cls(config, msgspec.msgpack.decode(snapshot, type=CoreState))
+    def restore(cls, config: Config, snapshot: bytes, router: Strategy | None = None) -> "Coordinator":
+        return cls(config, msgspec.msgpack.decode(snapshot, type=CoreState), router)
 
     def snapshot(self) -> bytes:
         self._state.next_op = self._commands.next_op
@@ -125,7 +135,7 @@ class Coordinator:
                 self._on_trainer_lost(event, now)
             case events.Tick():
                 self._rollout.on_tick(now)
-                self._elastic.mark_dirty()
+                self._changes.mark()  # by time alone something may be due
             case events.Started():
                 self._on_started(event, now)
             case events.Resumed():

@@ -75,9 +75,8 @@ def as_text(report: FitnessReport) -> str:
     rows = ["task            nothing  reference  prompt  observation  context  seconds"]
     rows += [_row(task) for task in report.tasks]
     rows += [f"note: {note}" for note in report.notes]
-    rows.append(
-        f"{report.seconds_per_episode:.3g} s an episode, at most {report.peak_memory_bytes / (1 << 20):.0f} MiB of memory"
-    )
+    mebibytes = report.peak_memory_bytes / (1 << 20)
+    rows.append(f"{report.seconds_per_episode:.3g} s an episode, at most {mebibytes:.0f} MiB of memory")
     rows += [f"problem: {problem}" for problem in report.problems]
     rows += [f"problem: {task.split} {task.task}: {text}" for task in report.tasks for text in task.problems]
     rows.append(f"{report.name} is {'fit' if report.is_fit else 'not fit'} to be trained on")

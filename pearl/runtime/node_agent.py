@@ -266,10 +266,10 @@ class NodeAgent:
         if group is None:
             # Its end went unheard, or it never began: whoever asks is told, so as not to wait for it.
             await self._notify(GroupExited(request.group, None, "does not run here", ""))
-            return StopGroupReply(request.group, None, 0)
-        num_killed = await group.stop(request.grace_s)
+            return StopGroupReply(request.group, None)
+        await group.stop(request.grace_s)
         exit_ = await group.wait()
-        return StopGroupReply(request.group, exit_.code, num_killed)
+        return StopGroupReply(request.group, exit_.code)
 
     async def _watch(self, group: ProcessGroup) -> None:
         exit_ = await group.wait()

@@ -76,7 +76,8 @@ class RolloutConfig(Section, frozen=True):
     engine: Literal["torch", "emulated", "sglang"] = "torch"
     num_workers: Annotated[int, Meta(ge=1, le=1 << 16)] = 2
     gpus_per_worker: Annotated[int, Meta(ge=1, le=1024)] = 1  # tensor parallel degree inside a worker
-    router: Literal["sticky", "least-loaded", "cache-aware"] = "cache-aware"
+    # "sticky", "least-loaded", "cache-aware", or a function of your own, "package.module:function"
+    router: str = "cache-aware"
     start: Literal["early", "strict"] = "early"
     max_in_flight: Annotated[int, Meta(ge=0, le=1 << 20)] = 0  # trajectories at once; 0 = batch_size
     max_requests_per_worker: Annotated[int, Meta(ge=1, le=1 << 16)] = 128
@@ -195,7 +196,6 @@ class EmulatedConfig(Section, frozen=True):
     An iteration takes A + b * decoding + t_prefill * prefilled tokens, times lognormal noise of the given sigma.
     """
 
-    launcher: Literal["process", "task"] = "process"  # a process a worker, or all in the node agent's process
     prefill_seconds_per_token: Cost = 20e-6
     decode_fixed_seconds: Annotated[float, Meta(ge=1e-6, le=3600)] = 6e-3
     decode_seconds_per_seq: Cost = 0.2e-3

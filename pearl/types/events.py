@@ -22,7 +22,6 @@ class Event(msgspec.Struct, frozen=True, tag=True, gc=False):
 class Started(Event, frozen=True):
     """First event of a new run."""
 
-    stop_ids: tuple[int, ...]
     num_train_tasks: int  # 0 = unbounded
     num_evaluation_tasks: int
     can_restore: bool
@@ -48,7 +47,6 @@ class WorkerReady(Event, frozen=True):
     incarnation: Incarnation
     host: str
     pid: int
-    kv_address: str = ""  # where it takes KV from prefill workers; "" = it takes none
 
 
 class WorkerLost(Event, frozen=True):
@@ -127,7 +125,6 @@ class TrainerReady(Event, frozen=True):
     incarnation: Incarnation
     version: Version
     checksum: str
-    restored: bool
 
 
 class Compared(Event, frozen=True):
@@ -197,7 +194,6 @@ class WorkerReleased(Event, frozen=True):
     op: OpId
     slot: Slot
     incarnation: Incarnation
-    released_bytes: int
     seconds: float
     parts: dict[str, float] = {}
 
@@ -207,7 +203,6 @@ class TrainingOffloaded(Event, frozen=True):
 
     op: OpId
     incarnation: Incarnation
-    released_bytes: int
     seconds: float
     parts: dict[str, float] = {}
 

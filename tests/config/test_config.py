@@ -240,7 +240,7 @@ def test_nothing_is_an_empty_text(tmp_path: Path) -> None:
         (["training.engine=emulated"], "together or not at all"),
         ([*EMULATED, "warm_start.num_steps=5"], "has nothing to warm up; use 0"),
         ([*EMULATED, "model.device=auto"], 'run on no GPU; use "cpu"'),
-        ([*EMULATED, "emulated.launcher=task"], "a process a worker"),
+        ([*EMULATED, "emulated.launcher=task"], "emulated.launcher: "),
         ([*EMULATED, "emulated.noise=2"], "emulated.noise"),
         (["emulated.train_seconds=-1"], "emulated.train_seconds: -1 is less than 0"),
         (["emulated.decode_fixed_seconds=0"], "emulated.decode_fixed_seconds: 0 is less than 1e-06"),

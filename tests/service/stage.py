@@ -7,9 +7,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cluster import Cluster
-from fakes import RUN_ID
-
 from pearl.core.elastic.preemption import choose_gpus
 from pearl.runtime.journal import Journal
 from pearl.runtime.rpc_server import RpcServer
@@ -17,6 +14,8 @@ from pearl.service.console import Console
 from pearl.service.recovery import InitialState
 from pearl.service.run_files import RunFiles
 from pearl.service.run_loop import RunLoop
+from pearl.testing.cluster import Cluster
+from pearl.testing.fakes import RUN_ID
 from pearl.types import commands, events
 from pearl.types.config import Config
 from pearl.types.gpu_table import GpuTable, GpuZone

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from cluster import Node
-from fakes import small_config
 from stage import Stage, staged
 
 from pearl.config import resolved_json
 from pearl.runtime.errors import RemoteError
+from pearl.testing.cluster import Node
+from pearl.testing.fakes import small_config
 from pearl.types import commands, events
 from pearl.types.config import Config, ElasticConfig, RuntimeConfig
 from pearl.types.ids import GpuId, Incarnation, Slot
@@ -91,8 +91,8 @@ async def test_a_notice_reclaims_all_gpus_of_its_host_and_returned_ones_are_told
         reclaimed = await stage.event(events.GpusReclaimed)
         assert (reclaimed.gpus, reclaimed.grace_s) == ((A0, A1), 7.5)
         assert reclaimed.reason == "host a: spot"
-        stage.order(commands.ReturnGpus((A1,), 0.0, True))
-        stage.order(commands.ReturnGpus((A0,), 0.5, True))
+        stage.order(commands.ReturnGpus((A1,), 0.0))
+        stage.order(commands.ReturnGpus((A0,), 0.5))
         await a.all_returned.wait()
         assert a.returned == [A1, A0]
         # Nothing arrives on a host that is leaving.

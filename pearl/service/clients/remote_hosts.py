@@ -34,16 +34,16 @@ class RemoteHosts:
         self,
         config: ElasticConfig,
         server: RpcServer,
-        watch: LivenessMonitor,
-        groups: ProcessSpecs,
+        liveness: LivenessMonitor,
+        specs: ProcessSpecs,
         processes: ProcessManager,
         inbox: Inbox,
         say: Callable[[str], None],
     ) -> None:
         self._config = config
         self._server = server
-        self._watch = watch
-        self._groups = groups
+        self._liveness = liveness
+        self._specs = specs
         self._processes = processes
         self._inbox = inbox
         self._announce = say
@@ -57,7 +57,7 @@ class RemoteHosts:
 
     def joined(self, agent: str) -> None:
         """Note an agent's hello; its report follows."""
-        self._watch.add(agent, lambda reason: self.lose(agent, reason))
+        self._liveness.add(agent, lambda reason: self.lose(agent, reason))
 
     def report(self, agent: str, report: AgentReport) -> None:
         """Take the host in, with all its GPUs.
@@ -68,7 +68,7 @@ class RemoteHosts:
         self._check(report)
         if (old := self._hosts.get(report.host)) is not None:
             self._make_way(old, agent)
-        self._groups.learn(report)
+        self._specs.learn(report)
         gpus = tuple(GpuId(gpu.gpu) for gpu in report.gpus)
         self._hosts[report.host] = Host(report.host, agent, gpus)
         self._processes.add_agent(report.host, agent)
@@ -88,7 +88,7 @@ class RemoteHosts:
 
     def lose(self, agent: str, reason: str) -> None:
         """Note that an agent is gone; does nothing when it was given up before."""
-        self._watch.remove(agent)
+        self._liveness.remove(agent)
         self._server.drop(agent, reason)
         host = self._of(agent)
         if host is None:

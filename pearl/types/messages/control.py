@@ -73,7 +73,6 @@ class AgentReport(msgspec.Struct, frozen=True, tag=True):
 
     host: Name
     gpus: Annotated[tuple[Gpu, ...], Meta(max_length=MAX_HOST_GPUS)]
-    num_cpus: Count
     memory_bytes: Count
     preemptible: bool = False  # all its GPUs may be reclaimed; else it is the coordinator's own host
     model: str = ""  # digest of the job's model files there
@@ -149,7 +148,6 @@ class StopGroup(msgspec.Struct, frozen=True, tag=True):
 class StopGroupReply(msgspec.Struct, frozen=True, tag=True):
     group: str
     exit_code: int | None
-    num_killed: int
 
 
 class GroupExited(msgspec.Struct, frozen=True, tag=True):
