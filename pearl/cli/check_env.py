@@ -13,6 +13,7 @@ import tomli_w
 from pearl import config as settings
 from pearl.cli.probes import run_attached
 from pearl.types.config import Config
+from pearl.types.exit_codes import EXIT_FAILURE
 
 CHECKER = "pearl.envs.check_env"
 WIDE: dict[str, dict[str, int]] = {
@@ -41,7 +42,7 @@ def check_env(request: Request) -> int:
         return run_attached(CHECKER, arguments, limit_s=request.limit_s, question=question)
     except subprocess.TimeoutExpired:
         print(f"error: {request.name}: not done within --limit {request.limit_s:g} s", file=sys.stderr)
-        return 1
+        return EXIT_FAILURE
 
 
 def _config(request: Request) -> Config:

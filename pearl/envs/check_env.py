@@ -18,8 +18,7 @@ from pearl.envs.protocol import EpisodeLimits, LimitedEnvironment
 from pearl.runtime.extensions import describe_error
 from pearl.runtime.parent_death import watch_parent
 from pearl.types.config import Config
-
-NOT_FIT, USAGE_ERROR = 1, 2
+from pearl.types.exit_codes import EXIT_FAILURE, EXIT_USAGE
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -50,17 +49,17 @@ def main(arguments: Sequence[str]) -> int:
         except Exception as error:  # noqa: BLE001 - a person's code may raise anything
             text = str(error) if isinstance(error, ValueError) else f"{name}: {describe_error(error)}"
             sys.stderr.write(f"error: {text}\n")
-            return USAGE_ERROR
+            return EXIT_USAGE
         try:
             report = asyncio.run(examine(name, environment, spec, fitness))
         except Exception as error:  # noqa: BLE001 - of what the environment does beside its episodes
             sys.stderr.write(f"error: {name}: {describe_error(error)}\n")
-            return NOT_FIT
+            return EXIT_FAILURE
         if options.json:
             answer.write(json.dumps(msgspec.to_builtins(report), indent=2) + "\n")
         else:
             answer.write(as_text(report))
-    return 0 if report.is_fit else NOT_FIT
+    return 0 if report.is_fit else EXIT_FAILURE
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:

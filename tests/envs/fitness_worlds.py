@@ -4,7 +4,7 @@ import itertools
 import sys
 from typing import Any
 
-from pearl.envs.protocol import EnvironmentSpec, Observation
+from pearl.envs.protocol import EnvironmentSpec, Observation, Split
 
 GOOD, END = 3, 1
 _calls = itertools.count()
@@ -26,21 +26,27 @@ class World:
             can_restore=True,
         )
 
-    def episode(self, split: str, task: int) -> "Episode":
+    def episode(self, split: Split, task: int) -> "Episode":
         return Episode(self.fault if task == 1 or split == "evaluation" else "")
 
-    def solve(self, split: str, task: int) -> list[list[int]]:
+    def solve(self, split: Split, task: int) -> list[list[int]]:
         return [[GOOD, END]]
+
+    def demonstrations(self, seed: int, first: int, count: int) -> list[tuple[list[int], list[float]]]:
+        return []
 
 
 class Episode:
     def __init__(self, fault: str) -> None:
         self.fault = fault
 
-    def reset(self) -> list[int]:
+    async def reset(self) -> list[int]:
         return [2, next(_calls) % 8] if self.fault == "another prompt" else [2]
 
-    def step(self, action: list[int], truncated: bool) -> Observation:
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    async def step(self, action: list[int], truncated: bool) -> Observation:
         if self.fault == "raises":
             raise KeyError("shelf")
         if self.fault == "long":

@@ -14,8 +14,7 @@ from pearl.envs.jsonl import JsonlEnvironment
 from pearl.envs.jsonl.reward_pool import RewardLimits, RewardPool
 from pearl.envs.loader import load_environment
 from pearl.envs.protocol import EpisodeLimits, InfrastructureError
-
-from chat_models import make_directory  # isort: skip
+from pearl.testing.chat_models import make_directory
 
 ROWS = [
     {"prompt": "What is 6 * 7?", "solution": "42"},
