@@ -237,7 +237,7 @@ def _differences(first: Played, again: Played) -> list[str]:
 
 
 def _demonstrations(environment: Environment, spec: EnvironmentSpec, limits: EpisodeLimits) -> list[str]:
-    """What is wrong with the first demonstrations, where there are any."""
+    """Say what is wrong with the first demonstrations, where there are any."""
     method = getattr(environment, "demonstrations", None)
     if method is None:
         return []
