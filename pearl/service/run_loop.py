@@ -157,7 +157,9 @@ class RunLoop:
         liveness = LivenessMonitor(server, config.runtime, self._clock)
         specs = ProcessSpecs(config, self._files.run_dir, server.address, self._run_id)
         processes = ProcessManager(server, liveness, config.runtime.start_timeout_s)
-        hosts = RemoteHosts(config.elastic, server, liveness, specs, processes, inbox, say)
+        pools = self._initial_state.core.host_pools()
+        hosts = RemoteHosts(config, server, liveness, specs, processes, inbox, say, pools, self.fail)
+        stack.callback(hosts.close)
         tasks.spawn("receive", self._receive(server, processes, liveness, hosts))
         tasks.spawn("watch", liveness.run())
         await self._start_agent(server, tasks, liveness, specs, processes)
@@ -167,6 +169,10 @@ class RunLoop:
         described = await self._start_environments(environments, specs, tasks)
         specs.set_vocabulary(described.vocabulary_size)
 
+        try:
+            await hosts.wait_reserved()
+        except TimeoutError as error:
+            raise RunFailedError(str(error)) from None
         core, now = self._initial_state.core, self._initial_state.now
         clock = RunClock(self._clock, now)
         tokens = TokenIngest(store, described.vocabulary_size)
@@ -217,7 +223,8 @@ class RunLoop:
             tasks.spawn("trace", player.play())
         _freeze_gc(stack)
         self.is_driving = True
-        event_loop.handle([_started(described) if is_new else events.Resumed()])
+        reserved = hosts.begin()
+        event_loop.handle([_started(described, reserved) if is_new else events.Resumed(reserved)])
         if not is_new:
             executor.forget_the_rest()
         finish = await event_loop.run()
@@ -386,5 +393,7 @@ def _freeze_gc(stack: ExitStack) -> None:
     stack.callback(gc.unfreeze)
 
 
-def _started(described: DescribeReply) -> events.Started:
-    return events.Started(described.num_train_tasks, described.num_evaluation_tasks, described.can_restore)
+def _started(described: DescribeReply, reserved: tuple[GpuId, ...]) -> events.Started:
+    return events.Started(
+        described.num_train_tasks, described.num_evaluation_tasks, described.can_restore, reserved
+    )
