@@ -202,7 +202,7 @@ async def test_a_group_has_its_arguments_its_counter_and_one_process_a_gpu(tmp_p
 async def test_groups_of_other_hosts_see_the_gpus_that_their_ids_name(tmp_path: Path) -> None:
     made = groups("auto", tmp_path)
     made.use(report(0))
-    away = AgentReport("a", (Gpu("a/4", 1, False), Gpu("a/MIG-x", 1, False)), 1, True)
+    away = AgentReport("a", (Gpu("a/4", 1, False), Gpu("a/MIG-x", 1, False)), 1, "spot")
     made.learn(away)
     there = made.rollout(5, 1, "colocated", (GpuId("a/4"), GpuId("a/MIG-x"))).spec
     assert there.environment == {"CUDA_VISIBLE_DEVICES": "4,MIG-x"}  # and it counts in its own directory
@@ -211,7 +211,7 @@ async def test_groups_of_other_hosts_see_the_gpus_that_their_ids_name(tmp_path: 
     assert here.environment["CUDA_VISIBLE_DEVICES"] == ""
     assert here.files == {}
     with pytest.raises(ValueError, match=r'model\.device = "cuda", but b offers virtual GPUs'):
-        groups("cuda", tmp_path).learn(AgentReport("b", (Gpu("b/0", 1, True),), 1, True))
+        groups("cuda", tmp_path).learn(AgentReport("b", (Gpu("b/0", 1, True),), 1, "spot"))
 
 
 async def test_gpus_of_overlap_workers_are_those_of_the_training_ranks(tmp_path: Path) -> None:
