@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 import psutil
-from elastic_run import FarHost, pearl
-from live_run import LiveRun, environ
 
 from pearl.runtime import process_markers
+from pearl.testing.elastic_run import FarHost, pearl
+from pearl.testing.live_run import LiveRun, environ
 
 PREEMPTIBLE = 2  # GPUs of the own host
 FAR_HOSTS = ("far1", "far2")

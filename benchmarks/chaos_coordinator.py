@@ -9,14 +9,11 @@ the coordinator's own host, without which a run ends. Used by ``benchmarks/chaos
 import asyncio
 import os
 import sys
-from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 from unittest import mock
 
 import msgspec
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from pearl.cli import main
 from pearl.runtime.rpc_server import RpcServer

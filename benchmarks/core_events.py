@@ -1,6 +1,6 @@
 """Events a second through ``Coordinator.handle``, on a recorded event mix.
 
-A run of 16 workers on the virtual clock (tests/core/world.py: token frames, environment steps, weight updates,
+A run of 16 workers on the virtual clock (pearl/testing/world.py: token frames, environment steps, weight updates,
 training) is recorded, then fed to fresh cores. The peer in the same run is the cheapest thing that could stand for a
 core: decoding and encoding the same events as the journal does. Needs 2 cores and under a minute.
 
@@ -9,15 +9,11 @@ core: decoding and encoding the same events as the journal does. Needs 2 cores a
 
 import sys
 import time
-from pathlib import Path
 
 import msgspec
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "core"))
-
-from world import World
-
 from pearl.core.coordinator import Coordinator
+from pearl.testing.world import World
 from pearl.types.config import Config, DataConfig, EnvironmentConfig, RolloutConfig, RunConfig
 from pearl.types.events import AnyEvent
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,11 +9,7 @@ from typing import Any
 
 import msgspec
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "e2e")]
-
-from checker import check  # noqa: E402
-from live_run import LiveRun, ended  # noqa: E402
+from pearl.testing.live_run import LiveRun, check_counters, ended
 
 Line = dict[str, Any]
 LIMIT_S = 600.0  # of one job
@@ -82,7 +77,7 @@ def run_once(job: Job) -> Outcome:
         assert code == 0, f"exit code {code}:\n{live.text()[-4000:]}"
         metrics = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
         late_ratio, worst_late_s = _lateness(run_dir)
-        return Outcome(job.name, live.summary(), metrics, late_ratio, worst_late_s, check(run_dir))
+        return Outcome(job.name, live.summary(), metrics, late_ratio, worst_late_s, check_counters(run_dir))
 
 
 def _words(job: Job, directory: Path) -> Iterator[str]:

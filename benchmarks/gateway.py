@@ -24,10 +24,6 @@ import aiohttp
 import numpy as np
 import psutil
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "envs"))
-
-import chat_models
-
 from pearl.envs.agents.client import Client
 from pearl.envs.agents.environment import Agent, AgentEnvironment
 from pearl.envs.agents.exchange import AgentCounters, Exchange
@@ -38,6 +34,7 @@ from pearl.envs.service import EnvironmentService
 from pearl.envs.text import Message, TextEnvironment, TextEpisode, Tool
 from pearl.envs.text.environment import RenderedEnvironment
 from pearl.envs.text.options import ProvenChat
+from pearl.testing import chat_models
 from pearl.types.config import Config, EnvironmentConfig, RolloutConfig
 from pearl.types.messages.environment import CloseEpisode, OpenEpisode, StepEpisode
 

@@ -27,22 +27,18 @@ from unittest import mock
 import msgspec
 import uvloop
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "service")]
-
-from cluster import Cluster  # noqa: E402
-from fakes import RUN_ID, STOP, FakeRollout, FakeTraining, floats, make_peer, pack, small_config  # noqa: E402
-
-from pearl.runtime.errors import PeerGoneError  # noqa: E402
-from pearl.runtime.parent_death import watch_parent  # noqa: E402
-from pearl.runtime.rpc_client import RpcClient  # noqa: E402
-from pearl.runtime.rpc_server import Call, Inbound, RpcServer  # noqa: E402
-from pearl.service import recovery, run_loop  # noqa: E402
-from pearl.service.console import Console  # noqa: E402
-from pearl.service.run_files import RunFiles  # noqa: E402
-from pearl.types.config import Config, ElasticConfig  # noqa: E402
-from pearl.types.messages import control, rollout, training  # noqa: E402
-from pearl.types.trajectory import VersionRun  # noqa: E402
+from pearl.runtime.errors import PeerGoneError
+from pearl.runtime.parent_death import watch_parent
+from pearl.runtime.rpc_client import RpcClient
+from pearl.runtime.rpc_server import Call, Inbound, RpcServer
+from pearl.service import recovery, run_loop
+from pearl.service.console import Console
+from pearl.service.run_files import RunFiles
+from pearl.testing.cluster import Cluster
+from pearl.testing.fakes import RUN_ID, STOP, FakeRollout, FakeTraining, floats, make_peer, pack, small_config
+from pearl.types.config import Config, ElasticConfig
+from pearl.types.messages import control, rollout, training
+from pearl.types.trajectory import VersionRun
 
 MAX_P99_S = 5e-3
 MAX_LAGS = 2.0
@@ -152,7 +148,7 @@ class StandIns:
 
     async def report(self) -> control.AgentReport:
         await self._reported.wait()
-        return control.AgentReport("here", (), 1, 1 << 30)
+        return control.AgentReport("here", (), 1 << 30)
 
     def reported(self, report: control.AgentReport) -> None:
         self._reported.set()

@@ -1,7 +1,7 @@
 """What 16 token streams of 800 tokens/s each cost the coordinator: its CPU and its loop's lag.
 
 The coordinator is the real one: server, ingest, token store, core, journal, run files. Node agent, environments,
-trainer and rollout workers are emulated in a second process (tests/service/cluster.py) and stream a frame of 16
+trainer and rollout workers are emulated in a second process (pearl/testing/cluster.py) and stream a frame of 16
 tokens every 20 ms. The floor in the same run is decoding those frames and nothing else. Two cores, half a minute.
 
     python benchmarks/token_streams.py
@@ -20,16 +20,13 @@ from typing import Any
 import msgspec
 import uvloop
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "service"))
-
-from cluster import Cluster
-from fakes import RUN_ID, FakeRollout, floats, pack
-
 from pearl.runtime.codec import encode
 from pearl.service import recovery
 from pearl.service.console import Console
 from pearl.service.run_files import RunFiles
 from pearl.service.run_loop import RunLoop
+from pearl.testing.cluster import Cluster
+from pearl.testing.fakes import RUN_ID, FakeRollout, floats, pack
 from pearl.types.config import (
     Config,
     DataConfig,

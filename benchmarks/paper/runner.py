@@ -14,8 +14,7 @@ import msgspec
 
 from pearl.runtime.parent_death import watch_parent
 from pearl.sim import policies
-from pearl.sim.job import Job, Result, build, make_job, result_of
-from pearl.sim.relaxed_gc import relaxed_gc
+from pearl.sim.job import Job, Result, build, make_job, relaxed_gc, result_of
 from pearl.traces import read_trace
 from pearl.types.profile import Profile
 

@@ -24,12 +24,9 @@ import msgspec
 import psutil
 
 from benchmarks.paper.figure import Figure, Table
-from benchmarks.paper.runner import RESULTS, ROOT
+from benchmarks.paper.runner import RESULTS
 from pearl.sim.job import make_job, run
-
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "e2e")]
-
-from live_run import LiveRun, ended  # noqa: E402
+from pearl.testing.live_run import LiveRun, ended
 
 LIMIT_S = 400.0  # of one live run
 WARM_UP = 1

@@ -12,6 +12,7 @@ from pathlib import Path
 from pearl.cli.numbers import MAX_GPUS, MAX_GPUS_PER_NODE, MAX_WAIT_S, number, whole
 from pearl.cli.output import drop_output
 from pearl.config.schema import ConfigError
+from pearl.types.exit_codes import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE
 
 USAGE = """\
 usage: pearl COMMAND ...
@@ -32,7 +33,6 @@ usage: pearl COMMAND ...
 
 pearl COMMAND --help says more."""
 
-FAILED, EXIT_USAGE, INTERRUPTED = 1, 2, 130
 OF_A_PATH = (errno.EACCES, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EROFS)
 """What is wrong with a file or directory that a person named."""
 
@@ -56,13 +56,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return EXIT_USAGE  # argparse has said why
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
     except BrokenPipeError:
         drop_output()
-        return FAILED
+        return EXIT_FAILURE
     except OSError as error:
         text = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
-        return _fail(text, EXIT_USAGE if error.errno in OF_A_PATH else FAILED)
+        return _fail(text, EXIT_USAGE if error.errno in OF_A_PATH else EXIT_FAILURE)
 
 
 def _run(words: Sequence[str]) -> int:
@@ -291,9 +291,9 @@ def _replay(words: Sequence[str]) -> int:
     try:
         difference = replay.check(run_dir)
     except DamagedError as error:
-        return _fail(str(error), FAILED)
+        return _fail(str(error), EXIT_FAILURE)
     if difference is not None:
-        return _fail(difference, FAILED)
+        return _fail(difference, EXIT_FAILURE)
     torn = replay.torn_bytes(run_dir)
     cut = (
         f"; the journal's end is cut short: {torn} bytes of an unfinished entry were left out" if torn else ""

@@ -12,10 +12,9 @@ from pearl.runtime.clock import MonotonicClock
 from pearl.runtime.errors import RemoteError
 from pearl.runtime.run_registry import LiveRun
 from pearl.traces import at_most, read_trace
+from pearl.types.exit_codes import EXIT_FAILURE, EXIT_USAGE
 from pearl.types.messages.control import Preempt
 from pearl.types.trace import Action
-
-FAILED, EXIT_USAGE = 1, 2
 
 
 class Choice(NamedTuple):
@@ -62,11 +61,13 @@ def preempt(run_dir: Path | None, action: Action, choice: Choice, grace_s: float
         except RemoteError as error:
             # What the run can say no to is a mistake of the person; anything else is one of ours.
             wrongly = error.kind == "ValueError"
-            return _fail(f"refused: {error.text if wrongly else error}", EXIT_USAGE if wrongly else FAILED)
+            return _fail(
+                f"refused: {error.text if wrongly else error}", EXIT_USAGE if wrongly else EXIT_FAILURE
+            )
         return 0
 
     run = select_run(run_dir, changes_it=True)
-    return FAILED if run is None else _talk(run, once)
+    return EXIT_FAILURE if run is None else _talk(run, once)
 
 
 def replay(
@@ -92,7 +93,7 @@ def replay(
         events = at_most(events, max_gpus)
     run = select_run(run_dir, changes_it=True)
     if run is None:
-        return FAILED
+        return EXIT_FAILURE
     player = Player(events, MonotonicClock())
     print(f"playing {path}, {describe(events)}, into {run.run_dir}", flush=True)
     try:
@@ -108,7 +109,7 @@ def _talk(run: LiveRun, talk: Callable[[CoordinatorClient], Awaitable[int]]) -> 
     try:
         return with_client(run, talk)
     except SilentError as error:
-        return _fail(f"{run.run_dir}: {error}", FAILED)
+        return _fail(f"{run.run_dir}: {error}", EXIT_FAILURE)
 
 
 def _fail(problem: str, code: int) -> int:

@@ -10,8 +10,7 @@ from pearl.cli.coordinator_client import CoordinatorClient, EndedError, SilentEr
 from pearl.cli.output import wide_console
 from pearl.cli.tables import Status, view
 from pearl.runtime.run_registry import LiveRun
-
-FAILED = 1
+from pearl.types.exit_codes import EXIT_FAILURE
 
 
 def status(run_dir: Path | None, *, as_json: bool, every_s: float | None = None) -> int:
@@ -21,7 +20,7 @@ def status(run_dir: Path | None, *, as_json: bool, every_s: float | None = None)
     """
     run = select_run(run_dir)
     if run is None:
-        return FAILED
+        return EXIT_FAILURE
     try:
         return with_client(run, lambda client: _show(run, client, as_json, every_s))
     except EndedError as error:
@@ -35,7 +34,7 @@ def status(run_dir: Path | None, *, as_json: bool, every_s: float | None = None)
 
 def _fail(run: LiveRun, problem: str) -> int:
     print(f"error: {run.run_dir}: {problem}", file=sys.stderr)
-    return FAILED
+    return EXIT_FAILURE
 
 
 async def _show(run: LiveRun, client: CoordinatorClient, as_json: bool, every_s: float | None) -> int:

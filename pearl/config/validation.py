@@ -15,8 +15,9 @@ from pearl.types import tcp_address
 from pearl.types.config import Config, TrainingConfig
 
 ADVANTAGES = ("group", "leave-one-out", "batch")
-OWN_FUNCTION = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
 BUILT_IN_ENVIRONMENTS = ("bugfix", "emulated", "harness")
+ROUTERS = ("sticky", "least-loaded", "cache-aware")
+OWN_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 PROBE_LIMIT_S = 30.0
 RATIO = re.compile(r"[1-9][0-9]{0,4}P[1-9][0-9]{0,4}D")
 
@@ -67,7 +68,7 @@ def _data(config: Config) -> Iterator[str]:
 
 def _environment(config: Config) -> Iterator[str]:
     name = config.environment.name
-    if name in BUILT_IN_ENVIRONMENTS or re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name):
+    if name in BUILT_IN_ENVIRONMENTS or OWN_NAME.fullmatch(name):
         return
     guess = nearest(name, BUILT_IN_ENVIRONMENTS)
     way_out = f'did you mean "{guess}"?' if guess else f"built in: {', '.join(BUILT_IN_ENVIRONMENTS)}"
@@ -77,6 +78,12 @@ def _environment(config: Config) -> Iterator[str]:
 
 def _rollout(config: Config) -> Iterator[str]:
     rollout = config.rollout
+    if rollout.router not in ROUTERS and not OWN_NAME.fullmatch(rollout.router):
+        names = ", ".join(f'"{name}"' for name in ROUTERS)
+        yield (
+            f'rollout.router: "{rollout.router}" is not one of {names}, nor a function of your own, '
+            '"package.module:function"'
+        )
     if rollout.max_new_tokens_per_turn >= rollout.max_context_tokens:
         yield (
             f"rollout.max_new_tokens_per_turn: {rollout.max_new_tokens_per_turn} leaves no room for a prompt in "
@@ -88,6 +95,17 @@ def _rollout(config: Config) -> Iterator[str]:
             f"rollout.kv_capacity_tokens: {rollout.kv_capacity_tokens} does not hold one trajectory of "
             f"rollout.max_context_tokens = {rollout.max_context_tokens} (whole pages of {rollout.page_tokens}): "
             f"at least {pages * rollout.page_tokens}"
+        )
+    num_gpus = rollout.num_workers * rollout.gpus_per_worker
+    if rollout.reserved_gpus > num_gpus:
+        yield (
+            f"rollout.reserved_gpus: {rollout.reserved_gpus} is more than the {num_gpus} GPUs of rollout.num_workers = "
+            f"{rollout.num_workers}; what is more may join as --pool spot"
+        )
+    if rollout.reserved_gpus % rollout.gpus_per_worker:
+        yield (
+            f"rollout.reserved_gpus: {rollout.reserved_gpus} is not a multiple of rollout.gpus_per_worker = "
+            f"{rollout.gpus_per_worker}: a worker never spans hosts"
         )
     if rollout.trajectory_deadline_s < rollout.turn_deadline_s:
         yield (
@@ -128,12 +146,12 @@ def _objective(training: TrainingConfig) -> Iterator[str]:
             f"training.correction_low: {training.correction_low} is not below training.tis_cap = "
             f"{training.tis_cap}, the upper bound"
         )
-    if training.advantage not in ADVANTAGES and not re.fullmatch(OWN_FUNCTION, training.advantage):
+    if training.advantage not in ADVANTAGES and not OWN_NAME.fullmatch(training.advantage):
         yield (
             f'training.advantage: "{training.advantage}" is unknown; built in: {", ".join(ADVANTAGES)} '
             '(your own: "package.module:function")'
         )
-    if training.loss and not re.fullmatch(OWN_FUNCTION, training.loss):
+    if training.loss and not OWN_NAME.fullmatch(training.loss):
         yield f'training.loss: "{training.loss}" is not "package.module:function"'
     if training.loss and training.objective != "ppo":
         yield (
@@ -253,8 +271,6 @@ def _emulated(config: Config) -> Iterator[str]:
         )
     if config.model.device != "cpu":
         yield f'model.device: "{config.model.device}": emulated workers run on no GPU; use "cpu"'
-    if config.emulated.launcher != "process":
-        yield f'emulated.launcher: "{config.emulated.launcher}" is not built; use "process", a process a worker'
 
 
 def _agreement(config: Config) -> Iterator[str]:

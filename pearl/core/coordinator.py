@@ -16,40 +16,51 @@ from pearl.core.pipeline.agreement import disagreement
 from pearl.core.pipeline.buffer import CohortBuffer
 from pearl.core.pipeline.evaluation import EvaluationRound
 from pearl.core.pipeline.rollout import Rollout
+from pearl.core.pipeline.router import Strategy
 from pearl.core.pipeline.training import Published, Training
 from pearl.core.pipeline.trajectory import Trajectory
 from pearl.core.state import CoreState, fresh_state
 from pearl.types import events
+from pearl.types.change_flag import ChangeFlag
 from pearl.types.command_buffer import CommandBuffer
 from pearl.types.commands import AnyCommand, Finish
 from pearl.types.config import Config
+from pearl.types.core_context import CoreContext
 from pearl.types.events import AnyEvent
+from pearl.types.exit_codes import EXIT_FAILURE
+from pearl.types.gpu_table import AWAITED_HOST, POOLS
 from pearl.types.profile import Profile
 from pearl.types.reports import ComparisonReport, EvaluationReport, NoteReport
 from pearl.types.worker_table import WorkerRow
 
-EXIT_FAILURE = 1
-
 
 class Coordinator:
-    def __init__(self, config: Config, state: CoreState | None = None) -> None:
+    def __init__(
+        self, config: Config, state: CoreState | None = None, router: Strategy | None = None
+    ) -> None:
+        """``router`` is a person's own, loaded by the caller: the core imports nothing by name."""
         self._config = config
         self._state = state = state if state is not None else fresh_state(config)
         self._commands = CommandBuffer(state.next_op)
         self._now = state.first_now  # of the newest event
-        self._elastic = ElasticScheduler(
-            state.elastic, config, state.table, state.trainer, state.counters, self._commands
+        self._changes = ChangeFlag()
+        context = CoreContext(
+            config,
+            state.table,
+            state.elastic.gpu_table,
+            state.trainer,
+            state.lineages,
+            state.counters,
+            self._commands,
+            self._changes,
         )
-        self._rollout = Rollout(
-            state.rollout, config, state.table, state.lineages, state.counters, self._commands
-        )
-        self._training = Training(
-            state.trainer, config, self._rollout, state.lineages, state.counters, self._commands
-        )
+        self._elastic = ElasticScheduler(state.elastic, context)
+        self._rollout = Rollout(state.rollout, context, router)
+        self._training = Training(context, self._rollout)
 
     @classmethod
-    def restore(cls, config: Config, snapshot: bytes) -> "Coordinator":
-        return cls(config, msgspec.msgpack.decode(snapshot, type=CoreState))
+    def restore(cls, config: Config, snapshot: bytes, router: Strategy | None = None) -> "Coordinator":
+        return cls(config, msgspec.msgpack.decode(snapshot, type=CoreState), router)
 
     def snapshot(self) -> bytes:
         self._state.next_op = self._commands.next_op
@@ -125,11 +136,11 @@ class Coordinator:
                 self._on_trainer_lost(event, now)
             case events.Tick():
                 self._rollout.on_tick(now)
-                self._elastic.mark_dirty()
+                self._changes.mark()  # by time alone something may be due
             case events.Started():
                 self._on_started(event, now)
             case events.Resumed():
-                self._on_resumed(now)
+                self._on_resumed(event, now)
             case events.StopRequested():
                 self._finish(now, f"stopped by signal {event.signal}", 128 + event.signal)
             case _:
@@ -202,9 +213,10 @@ class Coordinator:
         available = event.num_evaluation_tasks
         state.num_evaluation_tasks = min(wanted, available) if available else wanted
         self._begin_evaluation(0)
+        self._elastic.reserved.bind(event.reserved)
         self._elastic.start(now)
 
-    def _on_resumed(self, now: float) -> None:
+    def _on_resumed(self, event: events.Resumed, now: float) -> None:
         """Every process of the former life is gone: all that was awaited will never come."""
         state = self._state
         assert state.phase in ("running", "stopped"), f"a run that is {state.phase} cannot be resumed"
@@ -218,6 +230,7 @@ class Coordinator:
         if state.trainer.status != "gone":
             self._training.on_lost(events.TrainerLost(state.trainer.incarnation, "the run was resumed"), now)
         state.trainer.losses.clear()
+        self._elastic.reserved.bind(event.reserved)
         self._elastic.start(now)
 
     def _on_worker_lost(self, event: events.WorkerLost, now: float) -> None:
@@ -405,6 +418,12 @@ class Coordinator:
     def status(self) -> dict[str, object]:
         """Return what ``pearl status --json`` prints."""
         return summary.status(self._state, self._now)
+
+    def host_pools(self) -> dict[str, str]:
+        """Return the pool of each other host that has ever taken part in the run."""
+        rows = self._state.elastic.gpu_table.rows.values()
+        own = {row.host for row in rows if row.zone == "training"} | {AWAITED_HOST}
+        return {row.host: POOLS[row.zone] for row in rows if row.host not in own}
 
     def profile(self) -> Profile | None:
         """Return what the run has measured of its workload and platform; None until there is enough."""

@@ -6,14 +6,10 @@ It ends when told to, when it has not heard from the coordinator for the length 
 import argparse
 import asyncio
 import logging
-import os
 import signal
-import socket
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-import msgspec
 import uvloop
 
 from pearl.envs.loader import load_environment
@@ -21,8 +17,15 @@ from pearl.envs.protocol import Environment
 from pearl.envs.service import EnvironmentService, Message
 from pearl.runtime.parent_death import watch_parent
 from pearl.runtime.rpc_client import RpcClient
+from pearl.runtime.worker_process import (
+    exit_now,
+    log_to_stderr,
+    make_client,
+    make_hello,
+    make_worker_parser,
+    read_config,
+)
 from pearl.types.config import Config
-from pearl.types.messages.control import Hello
 
 log = logging.getLogger(__name__)
 
@@ -30,50 +33,28 @@ log = logging.getLogger(__name__)
 def main(arguments: Sequence[str]) -> None:
     watch_parent()
     options = parse(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    config = msgspec.json.decode(Path(options.config).read_bytes(), type=Config)
+    log_to_stderr()
+    config = read_config(options)
     try:
         environment = load_environment(config.environment.name, config.environment.options, config.model.path)
     except ValueError as error:
         sys.exit(f"pearl.envs.worker: {error}")
     log.info("left: %s", uvloop.run(serve(options, config, environment)))
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
     # Environment code that blocks a thread of its own can neither be cancelled nor joined: it ends with the process.
-    os._exit(0)
+    exit_now()
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m pearl.envs.worker", description="An environment worker of PEARL."
-    )
-    parser.add_argument("--address", required=True, help="of the coordinator, e.g. tcp://10.0.0.1:7000")
-    parser.add_argument("--run-id", required=True)
+    parser = make_worker_parser("pearl.envs.worker", "An environment worker of PEARL.")
     parser.add_argument("--slot", type=int, required=True)
-    parser.add_argument("--incarnation", type=int, required=True)
-    parser.add_argument("--config", required=True, help="the job's settings, as JSON")
     return parser.parse_args(arguments)
 
 
 async def serve(options: argparse.Namespace, config: Config, environment: Environment) -> str:
     """Returns why it ended."""
     service = EnvironmentService(config, environment)
-    hello = Hello(
-        "environment", options.slot, options.incarnation, socket.gethostname(), os.getpid(), options.run_id
-    )
-    runtime = config.runtime
-    peer = RpcClient(
-        options.address,
-        hello=hello,
-        messages=Message,
-        handler=service.handle,
-        heartbeat=service.heartbeat,
-        heartbeat_period_s=runtime.heartbeat_period_s,
-        lease_s=runtime.lease_s,
-        queue_messages=runtime.queue_messages,
-        max_frame_bytes=runtime.max_frame_bytes,
-    )
+    hello = make_hello("environment", options, slot=options.slot)
+    peer = make_client(options.address, config.runtime, hello, Message, service)
     service.start()
     try:
         return await _until_told(peer)

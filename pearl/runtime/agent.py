@@ -17,13 +17,12 @@ from pearl.runtime import gpus, parent_death
 from pearl.runtime.installation import installation
 from pearl.runtime.node_agent import NodeAgent
 from pearl.runtime.preemptible_agent import JoinOptions, PreemptibleAgent
-from pearl.runtime.rpc_client import RpcClient
 from pearl.runtime.signals import watch_signals
 from pearl.runtime.subreaper import adopt_orphans
+from pearl.runtime.worker_process import log_to_stderr, make_client, make_parser
 from pearl.types.config import RuntimeConfig
-from pearl.types.messages.control import AgentReport, ControlMessage, Hello
+from pearl.types.messages.control import AgentReport, ControlMessage, Hello, HostPool
 
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 VIRTUAL_GPU_BYTES = 1 << 30
 
 log = logging.getLogger(__name__)
@@ -31,7 +30,7 @@ log = logging.getLogger(__name__)
 
 def main(arguments: Sequence[str]) -> None:
     options = parse(arguments)
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    log_to_stderr()
     if parent_death.PARENT_VARIABLE in os.environ:
         # SIGTERM, so that it can still end what was re-parented away from its groups.
         parent_death.watch_parent(signal.SIGTERM)
@@ -45,9 +44,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     defaults = RuntimeConfig()
-    parser = argparse.ArgumentParser(prog="python -m pearl.runtime.agent", description="A PEARL node agent.")
-    parser.add_argument("--address", required=True, help="of the coordinator, e.g. tcp://10.0.0.1:7000")
-    parser.add_argument("--run-id", required=True)
+    parser = make_parser("pearl.runtime.agent", "A PEARL node agent.")
     parser.add_argument("--slot", type=int, default=0, help="number of this agent in the run")
     parser.add_argument(
         "--incarnation", type=int, default=1, help="one more than that of the last agent in the slot"
@@ -59,12 +56,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--lease-s", type=float, default=defaults.lease_s)
     parser.add_argument("--queue-messages", type=int, default=defaults.queue_messages)
     parser.add_argument("--max-frame-bytes", type=int, default=defaults.max_frame_bytes)
+    parser.add_argument("--prepare", action="store_true", help="import what torch workers need at once")
     return parser.parse_args(arguments)
 
 
 def join(terms: JoinOptions, report: AgentReport) -> str:
     """Serve as a host that may be taken away; returns why it left. GivenUpError: it was not let in, or not again."""
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    log_to_stderr()
 
     async def run() -> str:
         return await PreemptibleAgent(terms, report, adopts_orphans=adopt_orphans()).run()
@@ -73,7 +71,7 @@ def join(terms: JoinOptions, report: AgentReport) -> str:
 
 
 def make_report(
-    host: str, num_virtual_gpus: int | None, virtual_gpu_bytes: int, *, preemptible: bool = False
+    host: str, num_virtual_gpus: int | None, virtual_gpu_bytes: int, *, pool: HostPool = "local"
 ) -> AgentReport:
     """Return what this host offers: its GPUs, or virtual ones. ValueError when CUDA_VISIBLE_DEVICES makes no sense
     here."""
@@ -81,12 +79,11 @@ def make_report(
         offered = gpus.virtual_gpus(host, num_virtual_gpus, virtual_gpu_bytes)
     else:
         offered = gpus.physical_gpus(host, os.environ.get(gpus.VISIBLE_VARIABLE))
-    num_cpus = len(os.sched_getaffinity(0))
-    return AgentReport(host, offered, num_cpus, psutil.virtual_memory().total, preemptible)
+    return AgentReport(host, offered, psutil.virtual_memory().total, pool)
 
 
 async def serve(options: argparse.Namespace, report: AgentReport) -> str:
-    agent = NodeAgent(report, options.lease_s, adopts_orphans=adopt_orphans())
+    agent = NodeAgent(report, options.lease_s, adopts_orphans=adopt_orphans(), prepares=options.prepare)
     watch_signals(agent.leave)
     hello = Hello(
         "agent",
@@ -97,18 +94,7 @@ async def serve(options: argparse.Namespace, report: AgentReport) -> str:
         options.run_id,
         installation=installation(),
     )
-    peer = RpcClient(
-        options.address,
-        hello=hello,
-        messages=ControlMessage,
-        handler=agent.handle,
-        heartbeat=agent.heartbeat,
-        heartbeat_period_s=options.heartbeat_period_s,
-        lease_s=options.lease_s,
-        queue_messages=options.queue_messages,
-        max_frame_bytes=options.max_frame_bytes,
-    )
-    return await agent.run(peer)
+    return await agent.run(make_client(options.address, options, hello, ControlMessage, agent))
 
 
 if __name__ == "__main__":

@@ -113,14 +113,6 @@ class Journal:
         self._number += 1
         self._writer = self._open_segment(snapshot)
 
-    def prune(self, keep_snapshots: int) -> int:
-        """Delete the segments before the last ``keep_snapshots`` ones; replay then begins there. Returns how many."""
-        assert keep_snapshots >= 1
-        old = wal.segment_numbers(self.directory)[:-keep_snapshots]
-        for number in old:
-            wal.segment_path(self.directory, number).unlink()
-        return len(old)
-
     def damage(self) -> str:
         """Return what is missing on disk of this life's segments and of those before them; "" = nothing."""
         written = self._closed | {self._writer.path: (self._writer.inode, self._writer.size)}

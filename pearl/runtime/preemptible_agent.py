@@ -17,6 +17,7 @@ from pearl.runtime.installation import installation
 from pearl.runtime.node_agent import NodeAgent
 from pearl.runtime.rpc_client import RpcClient
 from pearl.runtime.signals import watch_signals
+from pearl.runtime.worker_process import make_client
 from pearl.types.messages.control import AgentReport, ControlMessage, Hello
 
 RETRY_S = 1.0
@@ -50,7 +51,7 @@ class PreemptibleAgent:
     """Runs once."""
 
     def __init__(self, terms: JoinOptions, report: AgentReport, *, adopts_orphans: bool = False) -> None:
-        assert report.preemptible
+        assert report.pool != "local"
         self._adopts_orphans = adopts_orphans
         self._terms = terms
         self._report = report
@@ -125,25 +126,16 @@ class PreemptibleAgent:
 
     def _make_peer(self, agent: NodeAgent, incarnation: int) -> RpcClient:
         terms = self._terms
-        return RpcClient(
-            terms.address,
-            hello=Hello(
-                "agent",
-                self._slot,
-                incarnation,
-                self._report.host,
-                os.getpid(),
-                self._run_id,
-                installation=installation(),
-            ),
-            messages=ControlMessage,
-            handler=agent.handle,
-            heartbeat=agent.heartbeat,
-            heartbeat_period_s=terms.heartbeat_period_s,
-            lease_s=terms.lease_s,
-            queue_messages=terms.queue_messages,
-            max_frame_bytes=terms.max_frame_bytes,
+        hello = Hello(
+            "agent",
+            self._slot,
+            incarnation,
+            self._report.host,
+            os.getpid(),
+            self._run_id,
+            installation=installation(),
         )
+        return make_client(terms.address, terms, hello, ControlMessage, agent)
 
     def _choose_logs(self, wanted: Path, run_id: str) -> Path:
         """The run's own directory for logs where this host shares it; another run's, or a stranger's, is left alone."""

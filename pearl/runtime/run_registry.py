@@ -71,10 +71,6 @@ def live_runs() -> list[LiveRun]:
     return sorted(runs, key=lambda run: run.registered_ns, reverse=True)
 
 
-def newest_live() -> LiveRun | None:
-    return next(iter(live_runs()), None)
-
-
 def find(run_dir: Path) -> LiveRun | None:
     """The live run of that directory."""
     wanted = str(run_dir.resolve())

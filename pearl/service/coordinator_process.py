@@ -40,11 +40,11 @@ from pearl.traces import at_most, read_trace
 from pearl.types import tcp_address
 from pearl.types.commands import Finish
 from pearl.types.config import Config
+from pearl.types.exit_codes import EXIT_FAILURE, EXIT_USAGE
 from pearl.types.trace import TraceEvent
 
 log = logging.getLogger(__name__)
 
-FAILED, EXIT_USAGE = 1, 2
 EXPLAINED = (RunFailedError, AgentFailedError, DamagedError, ValueError, OSError)
 """Errors whose text tells the person what to do; others are bugs."""
 
@@ -71,7 +71,7 @@ def run(config: Config, run_dir: Path, *, resume: bool) -> int:
     except ValueError as error:
         return _complain(str(error), EXIT_USAGE)
     except EXPLAINED as error:
-        code = _complain(_with_place(error, run_dir), FAILED)
+        code = _complain(_with_place(error, run_dir), EXIT_FAILURE)
         _offer_resume(run_dir, console)
         return code
 
@@ -116,7 +116,7 @@ class Service:
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self._on_signal, number)
         self._owns_descendants = adopt_orphans()
-        code = FAILED
+        code = EXIT_FAILURE
         try:
             # A task of its own: signals may cancel it as often as they like, and what follows still happens.
             async with asyncio.TaskGroup() as tasks:
@@ -154,11 +154,11 @@ class Service:
             _complain(
                 f"these processes do not end on SIGKILL and hold what they have, GPUs too: {', '.join(survivors)}; "
                 "the kernel does not let go of them, perhaps until the host is started again",
-                FAILED,
+                EXIT_FAILURE,
             )
         if self._signals and (code == 0 or (self._task is not None and self._task.cancelling())):
             return 128 + self._signals[0]
-        return code or (FAILED if survivors else 0)
+        return code or (EXIT_FAILURE if survivors else 0)
 
     def _on_signal(self, number: int) -> None:
         """The first asks for an orderly end, when there is something to put in order; the second kills everything."""
@@ -182,15 +182,15 @@ class Service:
             self._console.announce(f"warning: {warning}")
         files = RunFiles(self._run_dir)
         try:
-            beginning = self._begin(files)
+            initial_state = self._begin(files)
             try:
-                finish = await self._live(files, beginning)
-                self._lost += verify(files, beginning.journal, self._console.announce)
+                finish = await self._live(files, initial_state)
+                self._lost += verify(files, initial_state.journal, self._console.announce)
             except Exception:
                 self._remove_files(files)
                 raise
             finally:
-                beginning.journal.close()
+                initial_state.journal.close()
         except FinishedError as finished:
             self._console.announce("the run has finished already: nothing to resume")
             files.summary({**finished.finish.summary, "error": finished.finish.error})
@@ -203,9 +203,9 @@ class Service:
 
     def _begin(self, files: RunFiles) -> InitialState:
         if self._resume and recovery.has_journal(files):
-            beginning = recovery.recover(self._config, files)
+            initial_state = recovery.recover(self._config, files)
             files.write_config(self._config)  # the workers read it, whatever has become of the copies on disk
-            return beginning
+            return initial_state
         if self._resume:
             recovery.refuse_without_journal(files)
         files.write_config(self._config)
@@ -216,11 +216,13 @@ class Service:
         if not self._resume and (self._session is None or not self._session.is_driving):
             files.remove()
 
-    async def _live(self, files: RunFiles, beginning: InitialState) -> Finish:
+    async def _live(self, files: RunFiles, initial_state: InitialState) -> Finish:
         agent = LocalAgent(self._config, self._run_id, files.logs)
-        run_loop = RunLoop(self._config, self._run_id, files, self._console, beginning, agent, self._trace)
+        run_loop = RunLoop(
+            self._config, self._run_id, files, self._console, initial_state, agent, self._trace
+        )
         async with run_loop.make_server() as server:
-            if self._config.elastic.inter:
+            if self._config.elastic.inter or self._config.rollout.reserved_gpus:
                 self._console.announce(how_to_join(server.address))
             entry = run_registry.register(self._run_dir, server.address, self._run_id, os.getpid())
             self._session = run_loop
@@ -242,18 +244,20 @@ class Service:
         assert self._session is not None
         lost = [*self._session.lost, *self._lost]
         if lost:
-            _complain("\n".join(lost), FAILED)
+            _complain("\n".join(lost), EXIT_FAILURE)
         error = self._session.failure or finish.error
         if not error:
-            return finish.exit_code or (FAILED if lost else 0)
+            return finish.exit_code or (EXIT_FAILURE if lost else 0)
         if lost:
             return (
-                finish.exit_code if finish.exit_code >= 128 else _complain(error, finish.exit_code or FAILED)
+                finish.exit_code
+                if finish.exit_code >= 128
+                else _complain(error, finish.exit_code or EXIT_FAILURE)
             )
         if not self._session.failure and finish.exit_code >= 128:
             self._console.announce(f"{error}; pearl run --resume --run-dir {self._run_dir} goes on with it")
             return finish.exit_code
-        code = _complain(error, finish.exit_code if finish.exit_code < 128 else FAILED)
+        code = _complain(error, finish.exit_code if finish.exit_code < 128 else EXIT_FAILURE)
         _offer_resume(self._run_dir, self._console)
         return code
 

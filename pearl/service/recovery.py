@@ -11,6 +11,7 @@ from pearl.core.coordinator import Coordinator
 from pearl.runtime import journal
 from pearl.runtime.journal import Journal
 from pearl.service import replay
+from pearl.service.own_router import load_router
 from pearl.service.run_files import NotAsWrittenError, RunFiles
 from pearl.types import commands
 from pearl.types.config import Config
@@ -40,7 +41,7 @@ class FinishedError(Exception):
 
 def fresh(config: Config, files: RunFiles, segment_bytes: int = SEGMENT_BYTES) -> InitialState:
     """A fresh core with a new journal. ValueError when the directory holds a journal already."""
-    core = Coordinator(config)
+    core = Coordinator(config, router=load_router(config))
     files.save_offsets(0, 0.0)
     fresh = Journal.create(
         files.journal, core.snapshot(), segment_bytes=segment_bytes, settings=resolved_json(config).encode()

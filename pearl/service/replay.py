@@ -11,6 +11,7 @@ from pearl.config import load
 from pearl.core.coordinator import Coordinator
 from pearl.runtime import journal
 from pearl.runtime.codec import encode
+from pearl.service.own_router import load_router
 from pearl.types.commands import AnyCommand
 from pearl.types.config import Config
 from pearl.types.events import AnyEvent
@@ -39,13 +40,15 @@ def check(run_dir: Path) -> str | None:
     core: Coordinator | None = None
     for number, segment in enumerate(journal.read(run_dir / "journal.msgpack"), start=1):
         opening = segment.opening
-        before = core or (Coordinator(config) if opening.first_entry == 0 else None)
+        before = core or (
+            Coordinator(config, router=load_router(config)) if opening.first_entry == 0 else None
+        )
         if before is not None and before.snapshot() != opening.snapshot:
             return (
                 f"segment {number}: its snapshot is not the state after entry {opening.first_entry - 1}\n"
                 + _snapshot_difference(opening.snapshot, before.snapshot())
             )
-        core = Coordinator.restore(config, opening.snapshot)
+        core = Coordinator.restore(config, opening.snapshot, load_router(config))
         difference = replay(core, segment)
         if difference is not None:
             return f"segment {number}, {difference}"
@@ -76,7 +79,7 @@ def restore(config: Config, segment: journal.Segment) -> Coordinator:
     Raises:
         ValueError: this version of PEARL decides otherwise than the one that wrote the journal.
     """
-    core = Coordinator.restore(config, segment.opening.snapshot)
+    core = Coordinator.restore(config, segment.opening.snapshot, load_router(config))
     difference = replay(core, segment)
     if difference is not None:
         raise ValueError(f"the run cannot be resumed, a fresh core does not follow its journal: {difference}")

@@ -81,7 +81,7 @@ class RunLoop:
         run_id: str,
         files: RunFiles,
         console: Console,
-        beginning: InitialState,
+        initial_state: InitialState,
         agent: LocalAgent,
         trace: Sequence[TraceEvent] = (),
     ) -> None:
@@ -90,13 +90,13 @@ class RunLoop:
         self._run_id = run_id
         self._files = files
         self._console = console
-        self._beginning = beginning
+        self._initial_state = initial_state
         self._clock = MonotonicClock()
         self._inbox = Inbox(config.runtime.queue_messages)
         self._preempts = PendingPreempts()
         self._agent = agent
         self._trace = trace
-        self._status = StatusJson(lambda: strict_json(beginning.core.status()), self._clock)
+        self._status = StatusJson(lambda: strict_json(initial_state.core.status()), self._clock)
         self.is_driving = False  # whether the core can be asked for an end
         self._agent_is_silent = False
         self.lost: list[str] = []  # what the disk has lost of what a next life would need
@@ -145,7 +145,7 @@ class RunLoop:
                 tasks = Tasks(group)
                 finish = await self._go(server, tasks, stack)
                 self._files.summary({**finish.summary, "error": self.failure or finish.error})
-                if profile := self._beginning.core.profile():
+                if profile := self._initial_state.core.profile():
                     self._files.profile(profile)
                 tasks.cancel()
             await self._end(server)
@@ -153,39 +153,45 @@ class RunLoop:
 
     async def _go(self, server: RpcServer, tasks: Tasks, stack: ExitStack) -> Finish:
         config, say, inbox = self._config, self._console.announce, self._inbox
-        watch = LivenessMonitor(server, config.runtime, self._clock)
-        groups = ProcessSpecs(config, self._files.run_dir, server.address, self._run_id)
-        processes = ProcessManager(server, watch, config.runtime.start_timeout_s)
-        agents = RemoteHosts(config.elastic, server, watch, groups, processes, inbox, say)
-        tasks.spawn("receive", self._receive(server, processes, watch, agents))
-        tasks.spawn("watch", watch.run())
-        await self._start_agent(server, tasks, watch, groups, processes)
+        liveness = LivenessMonitor(server, config.runtime, self._clock)
+        specs = ProcessSpecs(config, self._files.run_dir, server.address, self._run_id)
+        processes = ProcessManager(server, liveness, config.runtime.start_timeout_s)
+        pools = self._initial_state.core.host_pools()
+        hosts = RemoteHosts(config, server, liveness, specs, processes, inbox, say, pools, self.fail)
+        stack.callback(hosts.close)
+        tasks.spawn("receive", self._receive(server, processes, liveness, hosts))
+        tasks.spawn("watch", liveness.run())
+        await self._start_agent(server, tasks, liveness, specs, processes)
         store = TokenStore(self._files.tokens)
         stack.callback(store.close)
         environments = EnvironmentPool(config, server, processes, store, inbox, tasks.spawn, say)
-        described = await self._start_environments(environments, groups, tasks)
-        groups.set_vocabulary(described.vocabulary_size)
+        described = await self._start_environments(environments, specs, tasks)
+        specs.set_vocabulary(described.vocabulary_size)
 
-        core, now = self._beginning.core, self._beginning.now
+        try:
+            await hosts.wait_reserved()
+        except TimeoutError as error:
+            raise RunFailedError(str(error)) from None
+        core, now = self._initial_state.core, self._initial_state.now
         clock = RunClock(self._clock, now)
-        frames = TokenIngest(store, described.vocabulary_size)
+        tokens = TokenIngest(store, described.vocabulary_size)
         workers = RolloutWorkers(
-            config, server, groups, processes, store, frames, described.stop_ids, inbox, tasks.spawn
+            config, server, specs, processes, store, tokens, described.stop_ids, inbox, tasks.spawn
         )
         steps = Steps(self._step())
         trainer = TrainingClient(
-            config, server, groups, processes, store, environments, inbox, tasks.spawn, say, steps.reach
+            config, server, specs, processes, store, environments, inbox, tasks.spawn, say, steps.reach
         )
         worker_control = WorkerControl(
             config, server, inbox, workers.terminate, trainer.await_liveness_known, tasks.spawn
         )
         executor = CommandExecutor(
             store,
-            frames,
+            tokens,
             environments,
             workers,
             worker_control,
-            agents,
+            hosts,
             trainer,
             self._preempts,
             self._files,
@@ -193,16 +199,18 @@ class RunLoop:
         )
         ingest = EventIngest(
             store,
-            frames,
+            tokens,
             environments,
-            agents.hosts,
+            hosts.hosts,
             described.vocabulary_size,
             self._clock,
             workers.terminate,
             workers.abort,
         )
-        driver = EventLoop(core, clock, inbox, ingest, executor, store, self._beginning.journal, self._files)
-        is_new = self._beginning.is_new
+        event_loop = EventLoop(
+            core, clock, inbox, ingest, executor, store, self._initial_state.journal, self._files
+        )
+        is_new = self._initial_state.is_new
         if trace := self._trace if is_new else rest(self._trace, now, self._step()):
             player = TracePlayer(
                 trace, self._clock, self._clock.now() - now, steps, inbox, self._preempts, say
@@ -210,12 +218,13 @@ class RunLoop:
             tasks.spawn("trace", player.play())
         _freeze_gc(stack)
         self.is_driving = True
-        driver.handle([_started(described) if is_new else events.Resumed()])
+        reserved = hosts.begin()
+        event_loop.handle([_started(described, reserved) if is_new else events.Resumed(reserved)])
         if not is_new:
             executor.forget_the_rest()
-        finish = await driver.run()
+        finish = await event_loop.run()
         self.lost += self._find_lost(finish, store, trainer)
-        log.info("not taken from frames: %s; the server counted %s", frames.dropped, server.counters)
+        log.info("not taken from frames: %s; the server counted %s", tokens.dropped, server.counters)
         return finish
 
     def _find_lost(self, finish: Finish, store: TokenStore, trainer: TrainingClient) -> list[str]:
@@ -227,7 +236,7 @@ class RunLoop:
         return [f"{damage}, while the run needed it: it cannot be resumed" for damage in damages if damage]
 
     def _step(self) -> int:
-        step = self._beginning.core.status()["step"]
+        step = self._initial_state.core.status()["step"]
         assert isinstance(step, int)
         return step
 
@@ -235,48 +244,48 @@ class RunLoop:
         self,
         server: RpcServer,
         tasks: Tasks,
-        watch: LivenessMonitor,
-        groups: ProcessSpecs,
+        liveness: LivenessMonitor,
+        specs: ProcessSpecs,
         processes: ProcessManager,
     ) -> None:
         await self._agent.launch(server.address)
         tasks.spawn("node agent", self._wait_for_agent())
         report = await self._agent.report()
-        self._watch_agent(watch)
+        self._watch_agent(liveness)
         processes.add_agent(LOCAL_HOST, AGENT_NAME)
-        if note := groups.use(report):
+        if note := specs.use(report):
             self._console.announce(f"note: {note}")
 
-    def _watch_agent(self, watch: LivenessMonitor) -> None:
+    def _watch_agent(self, liveness: LivenessMonitor) -> None:
         """Report a silent agent, and no more: its workers continue without it, and its end is known from its
         process."""
 
         def note_silence(reason: str) -> None:
-            watch.remove(AGENT_NAME)
+            liveness.remove(AGENT_NAME)
             self._agent_is_silent = True
             self._console.announce(
                 f"the node agent of this host is {reason}; the run goes on, but nothing can be started or ended here "
                 "until it is heard again (is it stopped?)"
             )
 
-        watch.add(AGENT_NAME, note_silence)
+        liveness.add(AGENT_NAME, note_silence)
 
-    def _hear_agent(self, watch: LivenessMonitor) -> None:
+    def _hear_agent(self, liveness: LivenessMonitor) -> None:
         if self._agent_is_silent:
             self._agent_is_silent = False
             self._console.announce("the node agent of this host is heard again")
-            self._watch_agent(watch)
+            self._watch_agent(liveness)
 
     async def _wait_for_agent(self) -> None:
         self.fail(await self._agent.wait_exited())
 
     async def _start_environments(
-        self, environments: EnvironmentPool, groups: ProcessSpecs, tasks: Tasks
+        self, environments: EnvironmentPool, specs: ProcessSpecs, tasks: Tasks
     ) -> DescribeReply:
         settings = self._config.environment
         self._console.announce(f"environment: starting {settings.name}, {settings.num_workers} worker(s)")
         for slot in range(settings.num_workers):
-            tasks.spawn(f"environment {slot}", self._keep_environment(environments, groups, slot))
+            tasks.spawn(f"environment {slot}", self._keep_environment(environments, specs, slot))
         try:
             return await environments.describe()
         except (RemoteError, QueueFullError, TimeoutError) as error:
@@ -285,28 +294,28 @@ class RunLoop:
                 f"Its logs are in {self._files.logs}"
             ) from None
 
-    async def _keep_environment(self, environments: EnvironmentPool, groups: ProcessSpecs, slot: int) -> None:
+    async def _keep_environment(self, environments: EnvironmentPool, specs: ProcessSpecs, slot: int) -> None:
         self.fail(
             await environments.keep(
-                lambda incarnation: groups.environment(slot, incarnation), self._console.announce
+                lambda incarnation: specs.environment(slot, incarnation), self._console.announce
             )
         )
 
     # what is heard
 
     async def _receive(
-        self, server: RpcServer, processes: ProcessManager, watch: LivenessMonitor, agents: RemoteHosts
+        self, server: RpcServer, processes: ProcessManager, liveness: LivenessMonitor, hosts: RemoteHosts
     ) -> None:
         while True:
             match await server.receive():
                 case PeerJoined(peer, hello):
                     if hello.kind == "agent" and peer != AGENT_NAME:
-                        agents.joined(peer)
+                        hosts.joined(peer)
                     processes.on_hello(hello)
                 case Notification(peer, Heartbeat() as heartbeat):
                     if peer == AGENT_NAME:
-                        self._hear_agent(watch)
-                    watch.beat(peer, heartbeat)
+                        self._hear_agent(liveness)
+                    liveness.beat(peer, heartbeat)
                 case Notification(peer, Deltas() as deltas):
                     _, slot, incarnation = peer.split(".")
                     await self._inbox.put(TokenFrame(Slot(int(slot)), Incarnation(int(incarnation)), deltas))
@@ -315,21 +324,21 @@ class RunLoop:
                 case Notification(peer, AgentReport() as report) if peer == AGENT_NAME:
                     self._agent.reported(report)
                 case Notification(peer, Notice() as notice):
-                    agents.notice(peer, notice)
+                    hosts.notice(peer, notice)
                 case Notification(peer, Leaving(reason)):
-                    agents.lose(peer, reason)
+                    hosts.lose(peer, reason)
                 case PeerLost(peer, reason) if peer == AGENT_NAME:
                     self.fail(f"the node agent is lost: {reason}")
                 case PeerLost(peer, reason):
-                    agents.lose(peer, reason)
+                    hosts.lose(peer, reason)
                     processes.terminate(peer, reason)
-                case Call(_, _, _, _) as asked:
-                    await self._answer(asked, agents)
+                case Call(_, _, _, _) as call:
+                    await self._answer(call, hosts)
                 case Notification(peer, message):
                     log.warning("%s sent an unexpected %s", peer, type(message).__name__)
 
-    async def _answer(self, asked: Call, agents: RemoteHosts) -> None:
-        peer, message, reply, fail = asked
+    async def _answer(self, call: Call, hosts: RemoteHosts) -> None:
+        peer, message, reply, fail = call
         match message:
             case StatusRequest():
                 try:
@@ -338,7 +347,7 @@ class RunLoop:
                     log.warning("%s: %s", peer, error)
             case AgentReport() as report:
                 try:
-                    agents.report(peer, report)
+                    hosts.report(peer, report)
                     reply(Ack())
                 except ValueError as error:
                     log.warning("%s is not taken in: %s", peer, error)
@@ -378,10 +387,7 @@ def _freeze_gc(stack: ExitStack) -> None:
     stack.callback(gc.unfreeze)
 
 
-def _started(described: DescribeReply) -> events.Started:
+def _started(described: DescribeReply, reserved: tuple[GpuId, ...]) -> events.Started:
     return events.Started(
-        described.stop_ids,
-        described.num_train_tasks,
-        described.num_evaluation_tasks,
-        described.can_restore,
+        described.num_train_tasks, described.num_evaluation_tasks, described.can_restore, reserved
     )

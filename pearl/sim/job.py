@@ -1,7 +1,9 @@
 """One simulated run as a value: what it is made of, and what came out of it."""
 
+import gc
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -11,12 +13,13 @@ from pearl.config import ConfigError
 from pearl.sim import hardware, policies, workload_files
 from pearl.sim.calibration import fit_run
 from pearl.sim.hardware import Hardware
-from pearl.sim.relaxed_gc import relaxed_gc
 from pearl.sim.simulation import Simulation
 from pearl.traces import counts, read_trace
 from pearl.types import commands
 from pearl.types.config import Config
 from pearl.types.trace import TraceEvent
+
+GC_THRESHOLD = (200_000, 20, 20)
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -214,3 +217,14 @@ def _result(
         per_step=[StepLine(s.end_s, s.seconds, s.train_seconds, s.throughput) for s in tally.steps],
         note=note,
     )
+
+
+@contextmanager
+def relaxed_gc() -> Iterator[None]:
+    """Look for cycles rarely: nearly all that a simulation makes is freed by its count."""
+    before = gc.get_threshold()
+    gc.set_threshold(*GC_THRESHOLD)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)

@@ -263,7 +263,7 @@ class RolloutPool:
 
     def _released(self, worker: Worker, command: commands.ReleaseWorker) -> None:
         self._account(worker)
-        self._post(events.WorkerReleased(command.op, worker.slot, worker.incarnation, 0, self._costs.release))
+        self._post(events.WorkerReleased(command.op, worker.slot, worker.incarnation, self._costs.release))
 
     def activate(self, command: commands.ActivateWorker) -> None:
         worker = self._current(command.slot, command.incarnation)

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from pearl.core.coordinator import Coordinator
+from pearl.service.own_router import load_router
 from pearl.sim.clock import VirtualClock
 from pearl.sim.environments import Environments
 from pearl.sim.hardware import Hardware
@@ -20,6 +21,7 @@ from pearl.types.command_handler import dispatch
 from pearl.types.commands import AnyCommand
 from pearl.types.config import Config
 from pearl.types.events import AnyEvent
+from pearl.types.ids import GpuId
 from pearl.types.reports import StepReport
 from pearl.types.trace import TraceEvent
 
@@ -40,7 +42,7 @@ class Simulation:
         sink: Sink | None = None,
     ) -> None:
         self.clock = clock = VirtualClock()
-        self.core = Coordinator(config)
+        self.core = Coordinator(config, router=load_router(config))
         self.metrics = MetricsCollector()
         self.finished: commands.Finish | None = None
         self._sink = sink
@@ -58,12 +60,13 @@ class Simulation:
         )
         self.pool = RolloutPool(clock, hardware, self.environments, seed, post)
         self.training = TrainingWorld(clock, hardware, config.training.num_ranks, post)
+        self._reserved = tuple(GpuId(f"reserved/{index}") for index in range(config.rollout.reserved_gpus))
         self.preemption = Preemption(clock, config, trace, post)
 
     def run(self, horizon_s: float, on_progress: Callable[[float], None] | None = None) -> commands.Finish:
         """Run until the job is over or ``horizon_s`` has passed; a step that is cut off by the horizon is not
         counted."""
-        self._pending.append(events.Started((0,), 0, 0, False))
+        self._pending.append(events.Started(0, 0, False, self._reserved))
         self.preemption.begin()
         self._drain()
         clock, next_report_s = self.clock, 0.0

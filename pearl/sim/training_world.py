@@ -32,9 +32,7 @@ class TrainingWorld:
     def start(self, command: commands.StartTrainer) -> None:
         self._incarnation, self._lineage = command.incarnation, command.lineage
         version = Version(command.lineage, command.restore_step or 0)
-        ready = events.TrainerReady(
-            command.op, command.incarnation, version, checksum(version), command.restore_step is not None
-        )
+        ready = events.TrainerReady(command.op, command.incarnation, version, checksum(version))
         self._answer(command.incarnation, self._costs.trainer_start, ready)
 
     def train(self, command: commands.Train) -> None:
@@ -57,7 +55,7 @@ class TrainingWorld:
 
     def offload(self, command: commands.OffloadTraining) -> None:
         seconds = self._costs.offload
-        event = events.TrainingOffloaded(command.op, command.incarnation, 0, seconds)
+        event = events.TrainingOffloaded(command.op, command.incarnation, seconds)
         self._answer(command.incarnation, seconds, event)
 
     def restore(self, command: commands.RestoreTraining) -> None:

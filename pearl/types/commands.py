@@ -194,7 +194,6 @@ class ReturnGpus(Command, frozen=True):
 
     gpus: tuple[GpuId, ...]
     seconds: float  # since the reclaim
-    on_time: bool
 
 
 class AnswerPreempt(Command, frozen=True):

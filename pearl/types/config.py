@@ -73,8 +73,11 @@ class EnvironmentConfig(Section, frozen=True):
 class RolloutConfig(Section, frozen=True):
     engine: Literal["torch", "emulated", "sglang"] = "torch"
     num_workers: Annotated[int, Meta(ge=1, le=1 << 16)] = 2
+    # of the workers' GPUs, so many are on reserved hosts (pearl agent --pool rollout), the rest on the coordinator's
+    reserved_gpus: Annotated[int, Meta(ge=0, le=1 << 16)] = 0
     gpus_per_worker: Annotated[int, Meta(ge=1, le=1024)] = 1  # tensor parallel degree inside a worker
-    router: Literal["sticky", "least-loaded", "cache-aware"] = "cache-aware"
+    # "sticky", "least-loaded", "cache-aware", or a function of your own, "package.module:function"
+    router: str = "cache-aware"
     start: Literal["early", "strict"] = "early"
     max_in_flight: Annotated[int, Meta(ge=0, le=1 << 20)] = 0  # trajectories at once; 0 = batch_size
     max_requests_per_worker: Annotated[int, Meta(ge=1, le=1 << 16)] = 128
@@ -160,6 +163,12 @@ class RuntimeConfig(Section, frozen=True):
     # of one slot or of the training world within restart_window_s; more ends the run
     max_restarts: Annotated[int, Meta(ge=0, le=10_000)] = 5
     restart_window_s: LongLimit = 300.0
+    reserved_timeout_s: LongLimit = (
+        600.0  # reserved hosts are awaited for so long, at the start and when lost
+    )
+    # torch workers are forked from one process a host that has imported what they need: auto = those without GPUs, on =
+    # all, off = none
+    prepared_processes: Literal["auto", "on", "off"] = "auto"
 
 
 class ElasticConfig(Section, frozen=True):
@@ -193,7 +202,6 @@ class EmulatedConfig(Section, frozen=True):
     An iteration takes A + b * decoding + t_prefill * prefilled tokens, times lognormal noise of the given sigma.
     """
 
-    launcher: Literal["process", "task"] = "process"  # a process a worker, or all in the node agent's process
     prefill_seconds_per_token: Cost = 20e-6
     decode_fixed_seconds: Annotated[float, Meta(ge=1e-6, le=3600)] = 6e-3
     decode_seconds_per_seq: Cost = 0.2e-3

@@ -22,14 +22,16 @@ class Event(msgspec.Struct, frozen=True, tag=True, gc=False):
 class Started(Event, frozen=True):
     """First event of a new run."""
 
-    stop_ids: tuple[int, ...]
     num_train_tasks: int  # 0 = unbounded
     num_evaluation_tasks: int
     can_restore: bool
+    reserved: tuple[GpuId, ...] = ()  # GPUs of reserved hosts, as many as the job awaits
 
 
 class Resumed(Event, frozen=True):
     """First event after the coordinator came back from its journal: every process of the former life is gone."""
+
+    reserved: tuple[GpuId, ...] = ()
 
 
 class StopRequested(Event, frozen=True):
@@ -48,7 +50,6 @@ class WorkerReady(Event, frozen=True):
     incarnation: Incarnation
     host: str
     pid: int
-    kv_address: str = ""  # where it takes KV from prefill workers; "" = it takes none
 
 
 class WorkerLost(Event, frozen=True):
@@ -127,7 +128,6 @@ class TrainerReady(Event, frozen=True):
     incarnation: Incarnation
     version: Version
     checksum: str
-    restored: bool
 
 
 class Compared(Event, frozen=True):
@@ -174,6 +174,7 @@ class GpusArrived(Event, frozen=True):
     """Preemptible GPUs of a host can be used from now on. Those that are there already change nothing."""
 
     gpus: tuple[GpuId, ...]
+    reserved: bool = False  # the GPUs of a reserved host instead, for the job's own workers that lost theirs
 
 
 class GpusReclaimed(Event, frozen=True):
@@ -197,7 +198,6 @@ class WorkerReleased(Event, frozen=True):
     op: OpId
     slot: Slot
     incarnation: Incarnation
-    released_bytes: int
     seconds: float
     parts: dict[str, float] = {}
 
@@ -207,7 +207,6 @@ class TrainingOffloaded(Event, frozen=True):
 
     op: OpId
     incarnation: Incarnation
-    released_bytes: int
     seconds: float
     parts: dict[str, float] = {}
 

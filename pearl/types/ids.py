@@ -24,7 +24,3 @@ EVALUATION_BASE = 1 << 40
 """Trajectory ids from here on belong to evaluations, so that they can never meet a training id."""
 EVALUATION_STRIDE = 1 << 32
 """Evaluation round r, task i has the id ``EVALUATION_BASE + r * EVALUATION_STRIDE + i``."""
-
-
-def is_evaluation(trajectory: TrajectoryId) -> bool:
-    return trajectory >= EVALUATION_BASE

@@ -74,8 +74,3 @@ class Plan(msgspec.Struct, frozen=True):
     add: tuple[Assignment, ...] = ()
     remove: tuple[Slot, ...] = ()
     rebind: tuple[Assignment, ...] = ()
-
-    @property
-    def num_changes(self) -> int:
-        """D_worker + D_role (Eqs. 5-6)."""
-        return len(self.add) + len(self.remove) + len(self.rebind)

@@ -86,7 +86,6 @@ class WorkerRow(msgspec.Struct):
 
 class WorkerTable(msgspec.Struct):
     rows: dict[Slot, WorkerRow] = msgspec.field(default_factory=dict)
-    num_moves: int = 0  # so that whoever looks at all rows can tell that nothing has moved
 
     def add(self, gpus: tuple[GpuId, ...], zone: Zone = "dedicated") -> WorkerRow:
         """A new slot, with the lowest number never used."""
@@ -104,7 +103,6 @@ class WorkerTable(msgspec.Struct):
     def move(self, row: WorkerRow, to: WorkerStatus) -> None:
         assert (row.status, to) in TRANSITIONS, f"slot {row.slot}: {row.status} -> {to} is not a legal move"
         row.status = to
-        self.num_moves += 1
 
     def serving(self) -> list[WorkerRow]:
         return [row for row in self.rows.values() if row.status == "serving"]

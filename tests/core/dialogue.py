@@ -69,16 +69,14 @@ class Dialogue:
     # what a peer would answer
 
     def started(self) -> list[AnyCommand]:
-        return self.say(events.Started((1,), 0, 0, True))
+        return self.say(events.Started(0, 0, True))
 
     def ready(self, start: commands.StartWorker) -> list[AnyCommand]:
         return self.say(events.WorkerReady(start.op, start.slot, start.incarnation, "host", 1))
 
     def trainer_ready(self, start: commands.StartTrainer) -> list[AnyCommand]:
         self.version = Version(start.lineage, start.restore_step or 0)
-        return self.say(
-            events.TrainerReady(start.op, start.incarnation, self.version, f"sum {self.version}", False)
-        )
+        return self.say(events.TrainerReady(start.op, start.incarnation, self.version, f"sum {self.version}"))
 
     def verified(
         self, update: commands.UpdateWeights | commands.ActivateWorker, checksum: str = ""

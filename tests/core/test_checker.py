@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 from checker import check
-from world import World
 
+from pearl.testing.world import World
 from pearl.types.config import Config, DataConfig, EnvironmentConfig, RolloutConfig, RunConfig, TrainingConfig
 from pearl.types.ids import Slot
 

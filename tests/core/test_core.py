@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from world import World, checksum
 
 from pearl.core.coordinator import Coordinator
+from pearl.testing.world import World, checksum
 from pearl.types import commands, events
 from pearl.types.config import Config, DataConfig, EnvironmentConfig, RolloutConfig, RunConfig, TrainingConfig
 from pearl.types.ids import Incarnation, Slot

@@ -5,8 +5,8 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from world import World
 
+from pearl.testing.world import World
 from pearl.types import commands, events
 from pearl.types.config import (
     Config,

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 from test_core_elasticity import assert_clean, go_until, local, make_world, of_kind, rows, serving
-from world import World
 
+from pearl.testing.world import World
 from pearl.types import commands, events
 from pearl.types.config import (
     Config,

@@ -5,8 +5,8 @@ import heapq
 import msgspec
 import pytest
 from test_core import assert_clean, make_config, training_records
-from world import World
 
+from pearl.testing.world import World
 from pearl.types import commands, events
 from pearl.types.config import Config, DataConfig, EnvironmentConfig, RolloutConfig, RunConfig
 from pearl.types.ids import Slot
@@ -205,7 +205,7 @@ def test_a_gap_over_its_bound_ends_the_run_after_the_first_step() -> None:
 
 
 def test_an_update_that_changes_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("world.checksum", lambda version: f"sum-{min(version.step, 2)}")
+    monkeypatch.setattr("pearl.testing.world.checksum", lambda version: f"sum-{min(version.step, 2)}")
     world = World(make_config())
     assert world.run().exit_code == 0
     steps = [report.weights_changed for report in world.reports if isinstance(report, StepReport)]

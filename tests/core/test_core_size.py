@@ -24,7 +24,7 @@ def test_the_largest_host_is_taken_without_comparing_every_worker_with_every_oth
     core = Coordinator(
         Config(elastic=ElasticConfig(inter=True), environment=EnvironmentConfig(num_evaluation_tasks=0))
     )
-    core.handle(events.Started((1,), 0, 0, True), 0.0)
+    core.handle(events.Started(0, 0, True), 0.0)
     gpus = tuple(GpuId(f"h/{index}") for index in range(MAX_HOST_GPUS))
     done = core.handle(events.GpusArrived(gpus), 1.0)
     assert sum(isinstance(command, commands.StartWorker) for command in done) == MAX_HOST_GPUS

@@ -32,7 +32,7 @@ from pearl.types.commands import (
     VoidTokens,
 )
 from pearl.types.ids import Incarnation
-from pearl.types.reports import EvaluationReport
+from pearl.types.reports import EvaluationReport, GpusReport
 from pearl.types.weights import Version
 
 PREEMPTIBLE = {"inter": True, "preemptible_gpus": 1}
@@ -313,7 +313,7 @@ def test_a_reclaim_interrupts_moves_what_was_made_stops_and_gives_back() -> None
     assert isinstance(moved, Generate)
     assert (moved.slot, moved.context_tokens) == (0, request.context_tokens + 2)
     run.now = 3.0
-    assert run.say(events.WorkerLost(slot(1), FIRST, "reclaimed", 2)) == [ReturnGpus(local(2), 3.0, True)]
+    assert run.say(events.WorkerLost(slot(1), FIRST, "reclaimed", 2)) == [ReturnGpus(local(2), 3.0)]
 
 
 def test_gpus_that_come_back_too_late_are_said_to_be_late() -> None:
@@ -322,7 +322,11 @@ def test_gpus_that_come_back_too_late_are_said_to_be_late() -> None:
     run.now = 11.0
     assert run.say(events.Tick()) == [StopWorker(slot(1), FIRST, 0.0, "reclaimed, and the grace is over")]
     done = run.say(events.WorkerLost(slot(1), FIRST, "killed", None))
-    assert one(done, ReturnGpus) == ReturnGpus(local(2), 11.0, False)
+    assert one(done, ReturnGpus) == ReturnGpus(local(2), 11.0)
+    returned = [
+        r.report for r in run.reports if isinstance(r.report, GpusReport) and r.report.event == "returned"
+    ]
+    assert [report.on_time for report in returned] == [False]
 
 
 def test_a_reclaim_cancels_an_expansion_that_has_not_served() -> None:
@@ -344,11 +348,11 @@ def test_training_gpus_are_lent_while_training_idles_and_come_back_when_the_batc
     run.ready(own)
     [release] = run.ready(overlap)
     assert isinstance(release, ReleaseWorker), "it sleeps before training takes the memory"
-    [trainer] = run.say(events.WorkerReleased(release.op, overlap.slot, FIRST, 1, 0.1))
+    [trainer] = run.say(events.WorkerReleased(release.op, overlap.slot, FIRST, 0.1))
     done = run.trainer_ready(one([trainer], StartTrainer))
     run.verified(one(done, UpdateWeights))
     offload = one(done, OffloadTraining)
-    [activate] = run.say(events.TrainingOffloaded(offload.op, FIRST, 1, 0.1))
+    [activate] = run.say(events.TrainingOffloaded(offload.op, FIRST, 0.1))
     assert isinstance(activate, ActivateWorker)
     assert (activate.slot, activate.version) == (overlap.slot, V0)
     run.verified(activate)
@@ -357,7 +361,7 @@ def test_training_gpus_are_lent_while_training_idles_and_come_back_when_the_batc
     done = finish_batch(run, requests)
     release = one(done, ReleaseWorker)
     assert not all_of(done, Train), "its GPUs are still lent"
-    [restore] = run.say(events.WorkerReleased(release.op, overlap.slot, FIRST, 1, 0.1))
+    [restore] = run.say(events.WorkerReleased(release.op, overlap.slot, FIRST, 0.1))
     assert isinstance(restore, RestoreTraining)
     [train] = run.say(events.TrainingRestored(restore.op, FIRST, 0.1))
     assert isinstance(train, Train)

@@ -12,8 +12,9 @@ from typing import Any
 
 import psutil
 import sglang_support
-from elastic_run import Workers
-from live_run import LiveRun, ended
+
+from pearl.testing.elastic_run import Workers
+from pearl.testing.live_run import LiveRun, ended
 
 CONFIG = "launch/configs/sglang-cpu.toml"
 GONE_S = 15.0

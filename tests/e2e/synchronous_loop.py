@@ -22,8 +22,9 @@ from pearl.service.trajectory_seeds import trajectory_seed
 from pearl.types.config import Config
 from pearl.types.ids import TrajectoryId
 from pearl.types.messages.training import Demonstration, Sample
+from pearl.types.splitmix import splitmix64
 from pearl.workers.model import build_model
-from pearl.workers.rollout.torch_engine.sampler import counter_uniform
+from pearl.workers.rollout.torch_engine.sampler import key_uniform
 from pearl.workers.training import fsdp
 from pearl.workers.training.checkpoint import CheckpointStore
 from pearl.workers.training.rank_commands import Progress
@@ -35,7 +36,7 @@ def next_token(model: torch.nn.Module, ids: list[int], seed: int, temperature: f
     with torch.no_grad():
         logits = model(torch.tensor([ids])).logits[0, -1].double() / temperature
     logprobs = logits.log_softmax(-1)
-    uniform = counter_uniform(np.array([seed], np.uint64), np.array([len(ids)], np.int64))[0]
+    uniform = key_uniform(np.array([splitmix64(seed)], np.uint64), np.array([len(ids)], np.int64))[0]
     chosen = int(torch.searchsorted(logprobs.exp().cumsum(-1), uniform, right=True))
     return chosen, float(logprobs[chosen])
 

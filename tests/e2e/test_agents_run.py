@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live_run import LiveRun, ended
+
+from pearl.testing.live_run import LiveRun, ended
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "envs"))
 
-import chat_models
+from pearl.testing import chat_models
 
 AGENT = """
 import json, os

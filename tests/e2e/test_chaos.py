@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from live_run import ROOT
+
+from pearl.testing.live_run import ROOT
 
 START_LIMIT_S = 400.0  # besides the actions, on a busy machine
 

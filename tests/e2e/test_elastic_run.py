@@ -5,8 +5,9 @@ import time
 from pathlib import Path
 
 import pytest
-from elastic_run import ELASTIC, Workers, far_host, is_lent, pearl, preempt
-from live_run import LiveRun, started
+
+from pearl.testing.elastic_run import ELASTIC, Workers, far_host, is_lent, pearl, preempt
+from pearl.testing.live_run import LiveRun, started
 
 pytestmark = pytest.mark.timeout(300)
 OVERLAP, JOINER = 2, 3  # slots: 0 and 1 are dedicated

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from elastic_run import ELASTIC, Workers, pearl, preempt
-from live_run import LiveRun, started
+
+from pearl.testing.elastic_run import ELASTIC, Workers, pearl, preempt
+from pearl.testing.live_run import LiveRun, started
 
 pytestmark = pytest.mark.timeout(300)
 PRESENT = ("serving", "updating")

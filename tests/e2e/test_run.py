@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from live_run import ROOT, LiveRun, environ, read_lines, resumed, started
+
+from pearl.testing.live_run import ROOT, LiveRun, environ, read_lines, resumed, started
 
 pytestmark = pytest.mark.timeout(300)
 

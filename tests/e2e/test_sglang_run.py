@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 import sglang_support
-from elastic_run import Workers, is_lent, pearl
-from live_run import LiveRun
 from sglang_run import (
     LIMIT_S,
     Belongings,
@@ -18,6 +16,9 @@ from sglang_run import (
     wait_for_serving,
     wait_for_step,
 )
+
+from pearl.testing.elastic_run import Workers, is_lent, pearl
+from pearl.testing.live_run import LiveRun
 
 pytestmark = [
     pytest.mark.skipif(bool(sglang_support.why_not()), reason=sglang_support.why_not()),

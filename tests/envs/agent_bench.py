@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import chat_models as made
 import msgspec
 import numpy as np
 
@@ -12,6 +11,7 @@ from pearl.envs.agents.environment import AgentEnvironment
 from pearl.envs.loader import load_environment
 from pearl.envs.service import EnvironmentService
 from pearl.envs.text.tokenizer import TextTokenizer
+from pearl.testing import chat_models as made
 from pearl.types.config import Config, EnvironmentConfig, RolloutConfig
 from pearl.types.messages.environment import (
     CloseEpisode,

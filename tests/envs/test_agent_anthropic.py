@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
-import chat_models as made
 import pytest
 
 from pearl.envs.agents.anthropic import AnthropicDialect
@@ -14,6 +13,7 @@ from pearl.envs.agents.errors import UnsupportedError
 from pearl.envs.agents.exchange import AgentCounters, Exchange, Prompt
 from pearl.envs.agents.gateway import Gateway
 from pearl.envs.text.tokenizer import TextTokenizer
+from pearl.testing import chat_models as made
 
 END = "<|im_end|>"
 CALL = 'I look.\n<tool_call>\n{"name": "probe", "arguments": {"word": "é"}}\n</tool_call>' + END

@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
-import chat_models as made
 import openai
 import pytest
 from openai import AsyncOpenAI
@@ -17,6 +16,7 @@ from pearl.envs.agents.keys import Keys
 from pearl.envs.protocol import EpisodeLimits
 from pearl.envs.text.options import ProvenChat
 from pearl.envs.text.proof import TOOLS
+from pearl.testing import chat_models as made
 
 END = "<|im_end|>"
 CALL = '<tool_call>\n{"name": "probe", "arguments": {"word": "é"}}\n</tool_call>' + END

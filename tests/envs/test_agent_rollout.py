@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from agent_bench import END, AgentBench, agent_bench
-from chat_models import make_directory
 
 from pearl.envs.agents.completion import read_request
 from pearl.envs.agents.errors import UnsupportedError
 from pearl.envs.loader import load_environment
+from pearl.testing.chat_models import make_directory
 from pearl.types.messages.environment import EpisodeFailed, StepEpisodeReply
 
 GUESS = '<tool_call>\n{"name": "guess", "arguments": {"number": %d}}\n</tool_call>' + END

@@ -5,7 +5,6 @@ import random
 from pathlib import Path
 from typing import Any
 
-import chat_models as made
 import pytest
 
 from pearl.envs.protocol import EpisodeLimits, InfrastructureError
@@ -15,6 +14,7 @@ from pearl.envs.text.options import ProvenChat, split_options
 from pearl.envs.text.proof import TOOLS
 from pearl.envs.text.template import ChatTemplate
 from pearl.envs.text.tools import ToolFormat, parse_calls
+from pearl.testing import chat_models as made
 
 NUM_CONVERSATIONS = 1000
 

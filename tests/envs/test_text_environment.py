@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import chat_models as made
 import numpy as np
 import pytest
 from text_games import Guess
@@ -11,6 +10,7 @@ from text_games import Guess
 from pearl.envs.loader import load_environment
 from pearl.envs.service import EnvironmentService
 from pearl.envs.text.environment import RenderedEnvironment
+from pearl.testing import chat_models as made
 from pearl.types.config import Config, EnvironmentConfig, RolloutConfig
 from pearl.types.messages.environment import (
     EpisodeFailed,

@@ -6,7 +6,6 @@ import time
 from collections.abc import Awaitable
 
 import pytest
-from manual_clock import ManualClock
 from rpc_messages import (
     LIMIT_S,
     Answer,
@@ -28,6 +27,7 @@ from pearl.runtime.codec import Kind, encode
 from pearl.runtime.errors import FrameTooLargeError, PeerGoneError, RemoteError
 from pearl.runtime.rpc_server import Call, PeerLost
 from pearl.runtime.supervisor import TaskFailedError
+from pearl.testing.manual_clock import ManualClock
 from pearl.types import tcp_address
 from pearl.types.messages.control import Ack, Heartbeat, Hello, Shutdown
 

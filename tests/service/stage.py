@@ -2,13 +2,10 @@
 
 import asyncio
 import io
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
-
-from cluster import Cluster
-from fakes import RUN_ID
 
 from pearl.core.elastic.preemption import choose_gpus
 from pearl.runtime.journal import Journal
@@ -17,6 +14,8 @@ from pearl.service.console import Console
 from pearl.service.recovery import InitialState
 from pearl.service.run_files import RunFiles
 from pearl.service.run_loop import RunLoop
+from pearl.testing.cluster import Cluster
+from pearl.testing.fakes import RUN_ID
 from pearl.types import commands, events
 from pearl.types.config import Config
 from pearl.types.gpu_table import GpuTable, GpuZone
@@ -35,6 +34,7 @@ class ObedientCore:
         self.orders: list[commands.AnyCommand] = []
         self.table = GpuTable()
         self.step = 0
+        self.pools: dict[str, str] = {}
         self.finished = False
         self.on_event: Callable[[events.AnyEvent], None] = lambda event: None
         self.changed = asyncio.Event()
@@ -67,6 +67,9 @@ class ObedientCore:
 
     def status(self) -> dict[str, Any]:
         return {"step": self.step}
+
+    def host_pools(self) -> dict[str, str]:
+        return self.pools
 
     def profile(self) -> None:
         """Nothing was measured."""
@@ -138,9 +141,13 @@ class Stage:
 
 @asynccontextmanager
 async def staged(
-    config: Config, run_dir: Path, *, trace: tuple[TraceEvent, ...] = ()
+    config: Config,
+    run_dir: Path,
+    *,
+    trace: tuple[TraceEvent, ...] = (),
+    before: Callable[[Stage], Awaitable[None]] | None = None,
 ) -> AsyncIterator[Stage]:
-    """The run from its Started event to the end of the block."""
+    """The run from its Started event to the end of the block; ``before`` happens while it starts."""
     stage = Stage(config, run_dir, trace)
     try:
         async with (
@@ -151,6 +158,8 @@ async def staged(
             stage.server = server
             cluster = group.create_task(stage.cluster.run())
             running = group.create_task(stage.run_loop.run(server))
+            if before is not None:
+                await before(stage)
             await stage.event(events.Started)
             try:
                 yield stage

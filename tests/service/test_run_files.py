@@ -6,14 +6,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from cluster import Cluster
-from fakes import small_config
 from whole_run import WholeRun, once, run_whole
 
 from pearl.runtime.journal import Journal
 from pearl.service import recovery
 from pearl.service.run_files import NotAsWrittenError, RunFiles
 from pearl.service.verification import checkpoint_damage, verify
+from pearl.testing.cluster import Cluster
+from pearl.testing.fakes import small_config
 from pearl.types.commands import Report
 from pearl.types.reports import NoteReport
 

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from cluster import Cluster
-from fakes import FakeRollout, small_config
 from whole_run import WholeRun, once, run_whole
 
+from pearl.testing.cluster import Cluster
+from pearl.testing.fakes import FakeRollout, small_config
 from pearl.types.config import Config, ElasticConfig, RuntimeConfig
 from pearl.types.trace import TraceEvent
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from fakes import floats, pack, unpack
 
 from pearl.runtime.token_store import TokenStore
 from pearl.service.loop.token_ingest import Attempt, BrokenFrameError, TokenIngest
+from pearl.testing.fakes import floats, pack, unpack
 from pearl.types.ids import AttemptId, Incarnation, Slot, TrajectoryId
 from pearl.types.messages.rollout import AttemptDelta, Deltas, IterationStat
 from pearl.types.profile import IterationSums

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
-from fakes import FakeRollout, FakeTraining, small_config
 from stage import Stage, staged
 
+from pearl.testing.fakes import FakeRollout, FakeTraining, small_config
 from pearl.types import commands, events
 from pearl.types.config import Config, RuntimeConfig
 from pearl.types.ids import AttemptId, Incarnation, OpId, Slot, TrajectoryId
@@ -70,7 +70,7 @@ async def test_pr_01_the_last_tokens_of_a_released_worker_come_before_its_releas
         op = stage.op()
         stage.order(commands.ReleaseWorker(op, SLOT, LIFE, 5.0))
         released = await stage.event(events.WorkerReleased)
-        assert (released.op, released.released_bytes, released.parts) == (op, 1000, {"release": 0.25})
+        assert (released.op, released.parts) == (op, {"release": 0.25})
         assert 0 <= released.seconds < 5
         kinds = stage.kinds()
         assert kinds[kinds.index("TokensStreamed") :] == ["TokensStreamed"] * 12 + ["WorkerReleased"]
@@ -186,7 +186,7 @@ async def test_training_lends_its_devices_and_takes_them_back(tmp_path: Path) ->
         away, home = stage.op(), stage.op()
         stage.order(commands.OffloadTraining(away, LIFE))
         offloaded = await stage.event(events.TrainingOffloaded)
-        assert (offloaded.op, offloaded.released_bytes) == (away, 2000)
+        assert offloaded.op == away
         assert offloaded.parts == {"backup": 0.125}
         stage.order(commands.RestoreTraining(home, LIFE))
         restored = await stage.event(events.TrainingRestored)

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fakes import small_config
 from stage import staged
 
 from pearl.runtime.errors import RemoteError
 from pearl.service.coordinator_process import how_to_join, load_trace
 from pearl.service.loop.trace_player import rest
+from pearl.testing.fakes import small_config
 from pearl.types import commands, events
 from pearl.types.config import Config, ElasticConfig
 from pearl.types.ids import Incarnation

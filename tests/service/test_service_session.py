@@ -9,8 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 from checker import check
-from cluster import Cluster
-from fakes import FakeEnvironment, FakeRollout, FakeTraining, read_lines, small_config, unpack
 from whole_run import WholeRun, once, run_whole
 
 from pearl.runtime import journal
@@ -19,6 +17,8 @@ from pearl.service import recovery, replay
 from pearl.service.console import Console
 from pearl.service.run_files import RunFiles
 from pearl.service.run_loop import RunFailedError
+from pearl.testing.cluster import Cluster
+from pearl.testing.fakes import FakeEnvironment, FakeRollout, FakeTraining, read_lines, small_config, unpack
 from pearl.types import events
 from pearl.types.commands import Report
 from pearl.types.config import Config, RuntimeConfig
@@ -248,7 +248,7 @@ def test_replay_names_the_first_difference(tmp_path: Path) -> None:
     files = RunFiles(tmp_path)
     files.write_config(config)
     beginning = recovery.fresh(config, files)
-    event = events.Started((1,), 0, 0, True)
+    event = events.Started(0, 0, True)
     commands = beginning.core.handle(event, 1.0)
     beginning.journal.append([(1.0, replay.encode_event(event), replay.encode_commands(commands[:-1]))])
     beginning.journal.close()

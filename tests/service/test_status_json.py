@@ -1,8 +1,7 @@
 """The run's status however often it is asked for: asking costs a small part of the coordinator's time."""
 
-from manual_clock import ManualClock
-
 from pearl.service.status_json import COST_FACTOR, StatusJson
+from pearl.testing.manual_clock import ManualClock
 
 
 def test_what_was_costly_to_make_is_used_again_for_a_while() -> None:

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from checker import check
-from cluster import Cluster
-from fakes import RUN_ID, small_config
 
 from pearl.runtime.rpc_server import RpcServer
 from pearl.service import recovery, replay
 from pearl.service.console import Console
 from pearl.service.run_files import RunFiles
 from pearl.service.run_loop import RunLoop
+from pearl.testing.cluster import Cluster
+from pearl.testing.fakes import RUN_ID, small_config
 from pearl.types.commands import Finish
 from pearl.types.config import Config
 from pearl.types.trace import TraceEvent

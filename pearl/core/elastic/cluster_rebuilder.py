@@ -5,21 +5,21 @@ Expanding is deferrable: joiners start while the rest serves, take the newest we
 admitted together; if one of them fails, none of them was ever there.
 """
 
+from collections.abc import Iterable
+
 import msgspec
 
 from pearl.core.elastic.gate import ExpansionGate
 from pearl.core.elastic.role_manager import report_plan
 from pearl.core.elastic.worker_lifecycle import WorkerLifecycle
-from pearl.types.command_buffer import CommandBuffer
 from pearl.types.commands import ReturnGpus
-from pearl.types.config import Config
-from pearl.types.counters import Counters
-from pearl.types.gpu_table import GpuRow, GpuTable
+from pearl.types.core_context import CoreContext
+from pearl.types.gpu_table import GpuRow, GpuZone
 from pearl.types.ids import GpuId, Slot
 from pearl.types.plan import Plan
 from pearl.types.reports import GpusReport, HandoffReport, NoteReport
 from pearl.types.weights import Version
-from pearl.types.worker_table import WorkerRow, WorkerTable
+from pearl.types.worker_table import WorkerRow
 
 RETRY_S = 5.0
 """Before a GPU is tried again on which a worker failed twice in a row; doubles with each failure more."""
@@ -44,37 +44,31 @@ class ClusterState(msgspec.Struct):
 
 class ClusterRebuilder:
     def __init__(
-        self,
-        state: ClusterState,
-        table: WorkerTable,
-        gpu_table: GpuTable,
-        lifecycle: WorkerLifecycle,
-        gate: ExpansionGate,
-        config: Config,
-        counters: Counters,
-        commands_out: CommandBuffer,
+        self, state: ClusterState, context: CoreContext, lifecycle: WorkerLifecycle, gate: ExpansionGate
     ) -> None:
         self.state = state
-        self._table = table
-        self._gpus_table = gpu_table
+        self._table = context.table
+        self._gpus_table = context.gpu_table
         self._lifecycle = lifecycle
         self._gate = gate
-        self._config = config
-        self._counters = counters
-        self._commands = commands_out
+        self._config = context.config
+        self._counters = context.counters
+        self._commands = context.commands
+        self._changes = context.changes
 
     # what comes and goes
 
-    def on_arrived(self, gpus: tuple[GpuId, ...], now: float) -> None:
+    def on_arrived(self, gpus: tuple[GpuId, ...], now: float, zone: GpuZone = "preemptible") -> None:
         """Take arrived GPUs; those still being given back arrive once they have been."""
+        self._changes.mark()
         known = self._gpus_table.rows
         for row in (known[gpu] for gpu in gpus if gpu in known):
             row.is_back = row.reclaim_deadline_s is not None
         new = [gpu for gpu in gpus if gpu not in known or not known[gpu].present]
         for gpu in new:
-            row = known.get(gpu) or self._gpus_table.add(gpu, "preemptible")
+            row = known.get(gpu) or self._gpus_table.add(gpu, zone)
             row.present, row.failures, row.retry_at_s = True, 0, 0.0
-        self._counters.arrivals += len(new)
+        self._counters.arrivals += self._num_preemptible(new)
         if new:
             self._commands.report(GpusReport(now, event="arrived", gpus=",".join(new)))
 
@@ -105,14 +99,18 @@ class ClusterRebuilder:
 
     def _take_back(self, rows: list[GpuRow], grace_s: float, now: float) -> list[GpuRow]:
         """Returns those of them that were not being taken back already."""
+        self._changes.mark()
         new = [row for row in rows if row.reclaim_deadline_s is None]
         for row in rows:
             sooner = now + grace_s if row.reclaim_deadline_s is None else row.reclaim_deadline_s
             row.reclaim_began_s = now if row.reclaim_began_s is None else row.reclaim_began_s
             row.reclaim_deadline_s = min(sooner, now + grace_s)
             row.is_back = False
-        self._counters.reclaims += len(new)
+        self._counters.reclaims += self._num_preemptible(row.gpu for row in new)
         return new
+
+    def _num_preemptible(self, gpus: Iterable[GpuId]) -> int:
+        return sum(self._gpus_table.rows[gpu].zone == "preemptible" for gpu in gpus)
 
     def _leavers(self) -> list[WorkerRow]:
         held = {row.holder for row in self._gpus_table.rows.values() if row.reclaim_deadline_s is not None}
@@ -167,6 +165,7 @@ class ClusterRebuilder:
             return
         if there := [row for row in due if not row.is_lost]:
             self._tell_returned(there, now)
+        self._changes.mark()
         back = tuple(row.gpu for row in due if row.is_back)
         for row in due:
             row.present = row.is_lost = row.is_back = False
@@ -180,7 +179,7 @@ class ClusterRebuilder:
         due = [row.reclaim_deadline_s for row in rows if row.reclaim_deadline_s != row.reclaim_began_s]
         on_time = all(now <= deadline_s for deadline_s in due if deadline_s is not None)
         gpus = tuple(row.gpu for row in rows)
-        self._commands.emit(ReturnGpus(gpus, seconds, on_time))
+        self._commands.emit(ReturnGpus(gpus, seconds))
         self._commands.report(
             GpusReport(now, event="returned", gpus=",".join(gpus), seconds=seconds, on_time=on_time)
         )
@@ -251,6 +250,7 @@ class ClusterRebuilder:
 
     def note_failure(self, row: WorkerRow, now: float) -> None:
         """A worker on preemptible GPUs died: they are tried again, later each time, and at last no more."""
+        self._changes.mark()
         for gpu in (self._gpus_table.rows[gpu] for gpu in row.gpus):
             gpu.failures += 1
             gpu.retry_at_s = now + (RETRY_S * 2.0 ** (gpu.failures - 2) if gpu.failures > 1 else 0.0)

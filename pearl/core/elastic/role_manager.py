@@ -21,12 +21,11 @@ from pearl.core.elastic.runtime_tracker import RuntimeTracker
 from pearl.core.elastic.worker_lifecycle import WorkerLifecycle
 from pearl.types import events
 from pearl.types.command_buffer import CommandBuffer
-from pearl.types.config import Config
-from pearl.types.counters import Counters
+from pearl.types.core_context import CoreContext
 from pearl.types.ids import Slot
 from pearl.types.plan import Allocation, Assignment, Plan, Role
 from pearl.types.reports import DecisionReport, PlanReport
-from pearl.types.worker_table import WorkerRow, WorkerTable
+from pearl.types.worker_table import WorkerRow
 
 SHOWN_CANDIDATES = 64
 ACTIVE = ("serving", "updating", "verified", "switching")
@@ -39,22 +38,15 @@ class RoleState(msgspec.Struct):
 
 class RoleManager:
     def __init__(
-        self,
-        state: RoleState,
-        table: WorkerTable,
-        lifecycle: WorkerLifecycle,
-        tracker: RuntimeTracker,
-        config: Config,
-        counters: Counters,
-        commands_out: CommandBuffer,
+        self, state: RoleState, context: CoreContext, lifecycle: WorkerLifecycle, tracker: RuntimeTracker
     ) -> None:
         self._state = state
-        self._table = table
+        self._table = context.table
         self._lifecycle = lifecycle
         self._tracker = tracker
-        self._config = config
-        self._counters = counters
-        self._commands = commands_out
+        self._config = context.config
+        self._counters = context.counters
+        self._commands = context.commands
 
     @property
     def is_settled(self) -> bool:

@@ -15,21 +15,20 @@ from pearl.core.elastic.cluster_rebuilder import ClusterRebuilder, ClusterState
 from pearl.core.elastic.decision_engine import MODELS
 from pearl.core.elastic.gate import ExpansionGate, GateDecision, GateState, LendingGate, best_seconds, ema
 from pearl.core.elastic.preemption import choose_gpus
+from pearl.core.elastic.reserved_pool import ReservedPool
 from pearl.core.elastic.role_manager import RoleManager, RoleState, report_plan
 from pearl.core.elastic.runtime_tracker import RuntimeTracker, TrackerState, TrajectorySample, platform_priors
 from pearl.core.elastic.toggle_manager import ToggleManager, ToggleState
 from pearl.core.elastic.worker_lifecycle import Target, WorkerLifecycle
 from pearl.types import events
-from pearl.types.command_buffer import CommandBuffer
 from pearl.types.commands import AnswerPreempt, ReturnGpus
 from pearl.types.config import Config
-from pearl.types.counters import Counters
+from pearl.types.core_context import CoreContext
 from pearl.types.gpu_table import GpuRow, GpuTable
 from pearl.types.ids import GpuId, Slot
 from pearl.types.profile import IterationSums
 from pearl.types.reports import GateReport, NoteReport, ProfileReport
-from pearl.types.trainer_state import TrainerState
-from pearl.types.worker_table import WorkerRow, WorkerTable
+from pearl.types.worker_table import WorkerRow
 
 
 class ElasticState(msgspec.Struct):
@@ -54,26 +53,18 @@ class TrainingDemand(msgspec.Struct, frozen=True):
 
 
 class ElasticScheduler:
-    def __init__(
-        self,
-        state: ElasticState,
-        config: Config,
-        table: WorkerTable,
-        trainer: TrainerState,
-        counters: Counters,
-        commands_out: CommandBuffer,
-    ) -> None:
+    def __init__(self, state: ElasticState, context: CoreContext) -> None:
         self._state = state
-        self._reconciled_at: tuple[object, ...] | None = (
-            None  # what the newest full look saw; not remembered over a restart
-        )
+        self._seen: tuple[object, ...] | None = None
+        """What the newest full look was given; not remembered over a restart."""
         self._wakeup: float | None = None
-        self._config = config
-        self._table = table
-        self._gpus_table = gpu_table = state.gpu_table
-        self._trainer = trainer
-        self._counters = counters
-        self._commands = commands_out
+        self._config = config = context.config
+        self._table = context.table
+        self._gpus_table = context.gpu_table
+        self._trainer = context.trainer
+        self._counters = context.counters
+        self._commands = context.commands
+        self._changes = context.changes
         elastic = config.elastic
         self.tracker = RuntimeTracker(
             state.tracker,
@@ -86,36 +77,15 @@ class ElasticScheduler:
         self._record = AllocationHistory(state.record, elastic.smoothing)
         self._lending_gate = LendingGate(state.gate, elastic)
         self._expansion_gate = ExpansionGate(state.gate, elastic)
-        self.lifecycle = WorkerLifecycle(table, gpu_table, config, commands_out)
-        self.roles = RoleManager(
-            state.roles, table, self.lifecycle, self.tracker, config, counters, commands_out
-        )
-        self.rebuilder = ClusterRebuilder(
-            state.cluster,
-            table,
-            gpu_table,
-            self.lifecycle,
-            self._expansion_gate,
-            config,
-            counters,
-            commands_out,
-        )
-        self.toggle = ToggleManager(
-            state.toggle,
-            trainer,
-            table,
-            gpu_table,
-            self.lifecycle,
-            self._lending_gate,
-            config,
-            counters,
-            commands_out,
-        )
+        self.lifecycle = WorkerLifecycle(context)
+        self.roles = RoleManager(state.roles, context, self.lifecycle, self.tracker)
+        self.reserved = ReservedPool(context)
+        self.rebuilder = ClusterRebuilder(state.cluster, context, self.lifecycle, self._expansion_gate)
+        self.toggle = ToggleManager(state.toggle, context, self.lifecycle, self._lending_gate)
 
     # the run's lives
 
     def start(self, now: float) -> None:
-        self.mark_dirty()
         if own := self._own_workers():
             plan = self.roles.assign(own, 1, self._lending(), now)
             report_plan(self._commands, plan, "mandatory", "the job begins", now)
@@ -131,6 +101,7 @@ class ElasticScheduler:
     def on_resumed(self, now: float) -> None:
         """Every process of the former life is gone; agents of other hosts join again by themselves."""
         self.rebuilder.state.expansion = None
+        self._changes.mark()
         own = {row.host for row in self._gpus_table.of_zone("training")}
         for row in self._table.rows.values():
             if row.status != "gone":
@@ -160,22 +131,19 @@ class ElasticScheduler:
             self.on_reclaimed(events.GpusReclaimed(gpus, event.grace_s, event.reason), now)
 
     def on_arrived(self, event: events.GpusArrived, now: float) -> None:
-        self.mark_dirty()
-        if self._config.elastic.inter:
-            self.rebuilder.on_arrived(event.gpus, now)
+        if event.reserved or self._config.elastic.inter:
+            self.rebuilder.on_arrived(event.gpus, now, "dedicated" if event.reserved else "preemptible")
             return
         text = f"{len(event.gpus)} GPU(s) arrived and are not used: elastic.inter = false"
         self._commands.report(NoteReport(now, text=text))
 
     def on_reclaimed(self, event: events.GpusReclaimed, now: float) -> None:
-        self.mark_dirty()
         rows = self._gpus_table.rows
         if gone := tuple(gpu for gpu in event.gpus if gpu not in rows or not rows[gpu].present):
-            self._commands.emit(ReturnGpus(gone, 0.0, True))
+            self._commands.emit(ReturnGpus(gone, 0.0))
         self.rebuilder.on_reclaimed(event.gpus, event.grace_s, event.reason, now)
 
     def on_host_lost(self, event: events.HostLost, now: float) -> None:
-        self.mark_dirty()
         self.rebuilder.on_host_lost(event.host, event.reason, now)
 
     def on_lost(self, row: WorkerRow, reason: str, now: float, *, is_final: bool = False) -> str:
@@ -193,6 +161,8 @@ class ElasticScheduler:
             self.rebuilder.note_failure(row, now)
         elif zone == "dedicated":
             limit = self._config.runtime.max_restarts
+            if not self._gpus_table.is_usable(row.gpus):
+                return ""  # its reserved host is gone, and awaited
             if is_final:
                 return f"rollout worker {row.slot} cannot start: {reason}"
             if len(row.failures) > limit:
@@ -250,37 +220,22 @@ class ElasticScheduler:
 
     def advance(self, demand: TrainingDemand, published: Target | None, now: float) -> None:
         """Do what can be done now. Nearly all events are about trajectories and change nothing here: a full look is
-        taken only when something it depends on has changed, or while a worker waits for its attempts to end."""
-        key = self._key(demand, published)
-        if key == self._reconciled_at:
+        taken only when it is given something else than the last one, or when whoever writes the workers, the GPUs,
+        lending or the training world has marked a change. A look that moves something marks it too, for the next."""
+        seen = (demand.training_waits, demand.remaining > 0, published and published.version)
+        if seen == self._seen and not self._changes.is_set:
             return
+        self._seen = seen
+        self._changes.clear()
         self._reconcile(demand, published, now)
         self._wakeup = self.rebuilder.next_wakeup(now)
-        waits = any(map(_waits_for_attempts, self._table.rows.values()))
-        # What this look has moved may let the next one move more.
-        self._reconciled_at = key if key == self._key(demand, published) and not waits else None
-
-    def mark_dirty(self) -> None:
-        """Something has happened that the next ``advance`` must look at: GPUs, time, a life of the run."""
-        self._reconciled_at = None
-
-    def _key(self, demand: TrainingDemand, published: Target | None) -> tuple[object, ...]:
-        trainer = self._trainer
-        return (
-            demand.training_waits,
-            demand.remaining > 0,
-            None if published is None else published.version,
-            trainer.status,
-            trainer.step,
-            self._state.toggle.phase,
-            self._table.num_moves,
-            self._counters.failed_attempts,
-        )
 
     def _reconcile(self, demand: TrainingDemand, published: Target | None, now: float) -> None:
         version = None if published is None else published.version
         self.lifecycle.stop_broken(now)
         self.rebuilder.advance(version, now)
+        for row in self.reserved.take_vacant():
+            self.lifecycle.start(row, now)
         self.toggle.advance(demand.training_waits, version, now)
         self.lifecycle.bring_up_to_date(published, now)
         self.roles.advance(self._trainer.step, demand.steps_left, self._joining(), self._lending(), now)
@@ -437,8 +392,3 @@ def _in_flight(config: Config) -> int:
     if config.rollout.start == "strict" or config.rollout.staleness_bound == 0:
         return 0
     return config.rollout.max_in_flight or config.data.batch_size
-
-
-def _waits_for_attempts(row: WorkerRow) -> bool:
-    is_turning = row.status == "verified" and row.role != row.target_role
-    return row.status in ("leaving", "switching") or is_turning

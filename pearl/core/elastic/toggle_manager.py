@@ -13,16 +13,13 @@ import msgspec
 from pearl.core.elastic.gate import LendingGate
 from pearl.core.elastic.worker_lifecycle import WorkerLifecycle
 from pearl.types import events
-from pearl.types.command_buffer import CommandBuffer
 from pearl.types.commands import OffloadTraining, RestoreTraining
-from pearl.types.config import Config
-from pearl.types.counters import Counters
-from pearl.types.gpu_table import TRAINING, GpuTable
+from pearl.types.core_context import CoreContext
+from pearl.types.gpu_table import TRAINING
 from pearl.types.ids import GpuId, OpId, Slot
 from pearl.types.reports import HandoffReport, TrainingReport
-from pearl.types.trainer_state import TrainerState
 from pearl.types.weights import Version
-from pearl.types.worker_table import INACTIVE, WorkerRow, WorkerTable
+from pearl.types.worker_table import INACTIVE, WorkerRow
 
 TogglePhase = Literal["returning", "home", "offloading", "lent", "restoring"]
 """returning: overlap workers let go (at the run's start: they come up first, and sleep, before training takes the
@@ -72,37 +69,33 @@ class ToggleState(msgspec.Struct):
 
 class ToggleManager:
     def __init__(
-        self,
-        state: ToggleState,
-        trainer: TrainerState,
-        table: WorkerTable,
-        gpu_table: GpuTable,
-        lifecycle: WorkerLifecycle,
-        gate: LendingGate,
-        config: Config,
-        counters: Counters,
-        commands_out: CommandBuffer,
+        self, state: ToggleState, context: CoreContext, lifecycle: WorkerLifecycle, gate: LendingGate
     ) -> None:
         self.state = state
-        self._trainer = trainer
-        self._table = table
-        self._gpus_table = gpu_table
+        self._trainer = context.trainer
+        self._table = context.table
+        self._gpus_table = context.gpu_table
         self._lifecycle = lifecycle
         self._gate = gate
-        self._config = config
-        self._counters = counters
-        self._commands = commands_out
+        self._config = context.config
+        self._counters = context.counters
+        self._commands = context.commands
+        self._changes = context.changes
 
     @property
     def training_holds_gpus(self) -> bool:
         return self.state.phase == "home"
+
+    def _enter(self, phase: TogglePhase) -> None:
+        self.state.enter(phase)
+        self._changes.mark()
 
     def overlap(self) -> list[WorkerRow]:
         return [row for row in self._table.rows.values() if row.zone == "overlap"]
 
     def start(self, now: float) -> None:
         """Start overlap engines at the beginning of a process life, before training takes the memory."""
-        self.state.enter("returning")
+        self._enter("returning")
         self.state.op = OpId(0)
         self.state.was_lent = False
         for row in self.overlap():
@@ -121,7 +114,7 @@ class ToggleManager:
         state = self.state
         assert state.phase == "home", state
         assert self._trainer.status == "idle", self._trainer
-        state.enter("offloading")
+        self._enter("offloading")
         state.borrow_began_s = now
         state.is_woken = state.has_looked = False
         state.op = self._commands.new_op()
@@ -134,7 +127,7 @@ class ToggleManager:
             return False
         self._gpus_table.free(self._training_gpus(), TRAINING)
         state.op = OpId(0)
-        state.enter("lent")
+        self._enter("lent")
         state.was_lent = True
         self._counters.borrows += 1
         self._report(now, "lent", event.parts)
@@ -157,7 +150,7 @@ class ToggleManager:
         if state.phase == "lent":
             self._begin_return(now)
         elif state.phase in ("offloading", "restoring"):
-            state.enter("home")
+            self._enter("home")
             state.was_lent = False
 
     def advance(self, is_wanted: bool, version: Version | None, now: float) -> None:
@@ -202,7 +195,7 @@ class ToggleManager:
     # returning
 
     def _begin_return(self, now: float) -> None:
-        self.state.enter("returning")
+        self._enter("returning")
         self.state.return_began_s = now
         self.state.has_waited = False
 
@@ -219,7 +212,7 @@ class ToggleManager:
             return
         if self.state.was_lent and self._trainer.status == "idle":
             self._gpus_table.take(self._training_gpus(), TRAINING)
-            self.state.enter("restoring")
+            self._enter("restoring")
             self.state.op = self._commands.new_op()
             self._commands.emit(RestoreTraining(self.state.op, self._trainer.incarnation))
             self._report(now, "restoring")
@@ -241,7 +234,7 @@ class ToggleManager:
 
     def _finish_return(self, now: float, parts: dict[str, float]) -> None:
         state = self.state
-        state.enter("home")
+        self._enter("home")
         if not state.was_lent:
             return
         state.was_lent = False

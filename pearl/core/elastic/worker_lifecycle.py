@@ -7,7 +7,6 @@ moves when is for the cluster rebuilder and the toggle manager.
 from typing import Protocol
 
 from pearl.types import events
-from pearl.types.command_buffer import CommandBuffer
 from pearl.types.commands import (
     ActivateWorker,
     Interrupt,
@@ -17,12 +16,11 @@ from pearl.types.commands import (
     StopWorker,
     UpdateWeights,
 )
-from pearl.types.config import Config
-from pearl.types.gpu_table import GpuTable
+from pearl.types.core_context import CoreContext
 from pearl.types.ids import Incarnation, OpId, Slot
 from pearl.types.reports import WorkerReport
 from pearl.types.weights import Version
-from pearl.types.worker_table import INACTIVE, WorkerRow, WorkerStatus, WorkerTable
+from pearl.types.worker_table import INACTIVE, WorkerRow, WorkerStatus
 
 MAX_ERRORS = 3
 """Failed attempts of a worker in a row before it is replaced: one can be chance, a broken engine fails them all."""
@@ -40,13 +38,12 @@ class Target(Protocol):
 
 
 class WorkerLifecycle:
-    def __init__(
-        self, table: WorkerTable, gpu_table: GpuTable, config: Config, commands_out: CommandBuffer
-    ) -> None:
-        self._table = table
-        self._gpus_table = gpu_table
-        self._config = config
-        self._commands = commands_out
+    def __init__(self, context: CoreContext) -> None:
+        self._table = context.table
+        self._gpus_table = context.gpu_table
+        self._config = context.config
+        self._commands = context.commands
+        self._changes = context.changes
 
     # moves
 
@@ -129,8 +126,12 @@ class WorkerLifecycle:
         row.version = None
         self._move(row, "gone", now, reason)
 
-    def _move(self, row: WorkerRow, to: WorkerStatus, now: float, reason: str = "") -> None:
+    def _set_status(self, row: WorkerRow, to: WorkerStatus) -> None:
         self._table.move(row, to)
+        self._changes.mark()
+
+    def _move(self, row: WorkerRow, to: WorkerStatus, now: float, reason: str = "") -> None:
+        self._set_status(row, to)
         if to not in ("updating", "activating"):
             row.target = None
         self._commands.report(
@@ -169,7 +170,7 @@ class WorkerLifecycle:
             return True
         row.version, row.failed_updates = event.version, 0
         row.target = None
-        self._table.move(row, "verified")  # not reported: nearly always it is admitted at once
+        self._set_status(row, "verified")  # not reported: nearly always it is admitted at once
         return True
 
     def on_update_failed(self, event: events.WeightsFailed, target: Target | None, now: float) -> bool:
@@ -192,7 +193,7 @@ class WorkerLifecycle:
         if row is None or row.status != "switching":
             return False
         row.op = OpId(0)
-        self._table.move(row, "verified")
+        self._set_status(row, "verified")
         return True
 
     def on_released(self, event: events.WorkerReleased, now: float) -> bool:
@@ -229,7 +230,7 @@ class WorkerLifecycle:
             return
         for row in self._table.rows.values():
             if row.status == "updating" and not row.op and row.target != target.version:
-                self._table.move(row, "ready")  # what it waited for is out
+                self._set_status(row, "ready")  # what it waited for is out
                 row.target, row.version = None, None
             if row.status in ("ready", "verified", "serving") and row.version != target.version:
                 self.update(row, target.version, now)

@@ -5,12 +5,14 @@ worker until it is done. What becomes of the trajectory afterwards is for ``roll
 """
 
 from pearl.core.pipeline.trajectory import Trajectory
-from pearl.types.command_buffer import CommandBuffer
 from pearl.types.commands import Abort
-from pearl.types.counters import Counters
+from pearl.types.core_context import CoreContext
 from pearl.types.ids import AttemptId, TrajectoryId
 from pearl.types.trajectory import FinishReason, TokenDelta
-from pearl.types.worker_table import WorkerRow, WorkerTable
+from pearl.types.worker_table import WorkerRow
+
+WAITS_FOR_ATTEMPTS = ("leaving", "switching", "verified")
+"""In these a worker may wait for the last of its attempts: verified while it turns to another role."""
 
 
 class Attempts:
@@ -18,15 +20,14 @@ class Attempts:
         self,
         running: dict[AttemptId, TrajectoryId],
         trajectories: dict[TrajectoryId, Trajectory],
-        table: WorkerTable,
-        counters: Counters,
-        commands_out: CommandBuffer,
+        context: CoreContext,
     ) -> None:
         self._running = running
         self._trajectories = trajectories
-        self._table = table
-        self._counters = counters
-        self._commands = commands_out
+        self._table = context.table
+        self._counters = context.counters
+        self._commands = context.commands
+        self._changes = context.changes
 
     def take(self, row: WorkerRow, delta: TokenDelta) -> Trajectory | None:
         """Count a delta of the worker; the trajectory when it is of an attempt that the worker itself carries on."""
@@ -65,14 +66,24 @@ class Attempts:
         # Nothing asked for it: the hand-over failed, and a pair for which it always fails must not be tried for ever.
         if row.status == decode.status == "serving" and not trajectory.expired and not trajectory.restart:
             trajectory.errors += 1
-            self._counters.failed_attempts += 1
+            self.count_failure()
         trajectory.home = None
         self.abort(trajectory)
 
     def _release_prefill(self, trajectory: Trajectory) -> None:
         if trajectory.prefill_slot is not None:
-            self._table.rows[trajectory.prefill_slot].running -= 1
+            self._ended_on(self._table.rows[trajectory.prefill_slot])
             trajectory.prefill_slot = None
+
+    def _ended_on(self, row: WorkerRow) -> None:
+        row.running -= 1
+        if row.status in WAITS_FOR_ATTEMPTS:
+            self._changes.mark()
+
+    def count_failure(self) -> None:
+        """Count a failed attempt, of which a worker may have had too many."""
+        self._counters.failed_attempts += 1
+        self._changes.mark()
 
     def release(self, trajectory: Trajectory, row: WorkerRow, now: float) -> None:
         """The attempt is over on ``row``, its worker."""
@@ -80,7 +91,7 @@ class Attempts:
         del self._running[attempt]
         trajectory.spent_s += now - trajectory.since_s
         trajectory.generate_s += now - trajectory.since_s
-        row.running -= 1
+        self._ended_on(row)
         row.reserved_tokens -= trajectory.reserved_tokens
         if trajectory.prefill_slot is not None:  # it did not come to its end: it must not go on for nothing
             prefill = self._table.rows[trajectory.prefill_slot]

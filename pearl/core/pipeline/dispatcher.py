@@ -66,14 +66,16 @@ class Dispatcher:
         table: WorkerTable,
         lineages: Lineages,
         commands_out: CommandBuffer,
+        router: Strategy | None = None,
     ) -> None:
+        """``router`` takes the place of the built-in one that the settings name."""
         self.state = state
         self._config = config
         self._table = table
         self._lineages = lineages
         self._commands = commands_out
-        self._choose = STRATEGIES[config.router]
-        self._choose_prefill = PREFILL_STRATEGIES[config.router]
+        self._choose = router or STRATEGIES[config.router]
+        self._choose_prefill = router or PREFILL_STRATEGIES[config.router]
 
     def push(self, trajectory: Trajectory, now: float) -> None:
         trajectory.enter("ready")

@@ -14,9 +14,9 @@ from pearl.core.pipeline.attempts import Attempts
 from pearl.core.pipeline.buffer import CohortBuffer
 from pearl.core.pipeline.dispatcher import Dispatcher, DispatchState
 from pearl.core.pipeline.evaluation import EvaluationRound, task_of
+from pearl.core.pipeline.router import Strategy
 from pearl.core.pipeline.trajectory import Trajectory
 from pearl.types import events
-from pearl.types.command_buffer import CommandBuffer
 from pearl.types.commands import (
     CloseEpisode,
     ForgetTokens,
@@ -26,14 +26,12 @@ from pearl.types.commands import (
     TruncateTokens,
     VoidTokens,
 )
-from pearl.types.config import Config
-from pearl.types.counters import Counters
+from pearl.types.core_context import CoreContext
 from pearl.types.ids import OpId, PromptId, Slot, TrajectoryId
-from pearl.types.lineage import Lineages
 from pearl.types.reports import NoteReport
 from pearl.types.trajectory import FinishReason, Outcome, Turn
 from pearl.types.weights import Version
-from pearl.types.worker_table import WorkerRow, WorkerTable
+from pearl.types.worker_table import WorkerRow
 
 MAX_ATTEMPT_ERRORS = 5
 """Failed attempts of one trajectory in a row before it is masked: more than one bad worker can cause on its own,
@@ -58,24 +56,16 @@ class RolloutState(msgspec.Struct):
 
 
 class Rollout:
-    def __init__(
-        self,
-        state: RolloutState,
-        config: Config,
-        table: WorkerTable,
-        lineages: Lineages,
-        counters: Counters,
-        commands_out: CommandBuffer,
-    ) -> None:
+    def __init__(self, state: RolloutState, context: CoreContext, router: Strategy | None = None) -> None:
         self.state = state
-        self._config = config
-        self._table = table
-        self._lineages = lineages
-        self._counters = counters
-        self._commands = commands_out
+        self._config = config = context.config
+        self._table = table = context.table
+        self._lineages = lineages = context.lineages
+        self._counters = context.counters
+        self._commands = commands_out = context.commands
         self._limit = config.rollout.max_in_flight or config.data.batch_size
-        self._attempts = Attempts(state.dispatch.attempts, state.trajectories, table, counters, commands_out)
-        self.dispatcher = Dispatcher(state.dispatch, config.rollout, table, lineages, commands_out)
+        self._attempts = Attempts(state.dispatch.attempts, state.trajectories, context)
+        self.dispatcher = Dispatcher(state.dispatch, config.rollout, table, lineages, commands_out, router)
 
     # opening
 
@@ -256,7 +246,7 @@ class Rollout:
         if finish == "error":
             row.errors += 1
             trajectory.errors += 1
-            self._counters.failed_attempts += 1
+            self._attempts.count_failure()
         elif finish != "abort":
             row.errors = trajectory.errors = 0
         if trajectory.restart:

@@ -5,11 +5,9 @@ Costs are counted in requests: a worker's queue, plus what must be prefilled aga
 """
 
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from pearl.types.ids import Slot
-
-RouterName = Literal["sticky", "least-loaded", "cache-aware"]
 
 PREFILL_TOKENS_PER_REQUEST = 4096
 """Prefilling this many tokens costs a worker about what one more running request does: with the workload of
@@ -84,9 +82,9 @@ def cache_aware_prefill(
     return home if home in costs and costs[home] < costs[best] + unit else best
 
 
-STRATEGIES: dict[RouterName, Strategy] = {
+STRATEGIES: dict[str, Strategy] = {
     "sticky": sticky,
     "least-loaded": least_loaded,
     "cache-aware": cache_aware,
 }
-PREFILL_STRATEGIES: dict[RouterName, Strategy] = {**STRATEGIES, "cache-aware": cache_aware_prefill}
+PREFILL_STRATEGIES: dict[str, Strategy] = {**STRATEGIES, "cache-aware": cache_aware_prefill}

@@ -10,14 +10,11 @@ from pearl.core.pipeline.buffer import Cohort
 from pearl.core.pipeline.rollout import Rollout
 from pearl.core.pipeline.trajectory import Trajectory
 from pearl.types import events
-from pearl.types.command_buffer import CommandBuffer
 from pearl.types.commands import RecordTrajectory, StartTrainer, Train, TrainSample
-from pearl.types.config import Config
-from pearl.types.counters import Counters
+from pearl.types.core_context import CoreContext
 from pearl.types.ids import Incarnation, OpId
-from pearl.types.lineage import Lineages
 from pearl.types.reports import NoteReport, StepReport, TrainingReport
-from pearl.types.trainer_state import TrainerState
+from pearl.types.trainer_state import TrainerStatus
 from pearl.types.trajectory import Outcome
 from pearl.types.weights import Version
 
@@ -30,26 +27,23 @@ class Published(msgspec.Struct, frozen=True):
 
 
 class Training:
-    def __init__(
-        self,
-        state: TrainerState,
-        config: Config,
-        rollout: Rollout,
-        lineages: Lineages,
-        counters: Counters,
-        commands_out: CommandBuffer,
-    ) -> None:
-        self.state = state
-        self._config = config
+    def __init__(self, context: CoreContext, rollout: Rollout) -> None:
+        self.state = context.trainer
+        self._config = context.config
         self._rollout = rollout
-        self._lineages = lineages
-        self._counters = counters
-        self._commands = commands_out
+        self._lineages = context.lineages
+        self._counters = context.counters
+        self._commands = context.commands
+        self._changes = context.changes
+
+    def _set_status(self, status: TrainerStatus) -> None:
+        self.state.status = status
+        self._changes.mark()
 
     def start(self, now: float) -> None:
         state = self.state
         assert state.status == "gone", state
-        state.status = "starting"
+        self._set_status("starting")
         state.incarnation = Incarnation(state.incarnation + 1)
         state.lineage += 1
         state.op = self._commands.new_op()
@@ -80,7 +74,8 @@ class Training:
         expected = Version(state.lineage, state.checkpoint_step or 0)
         assert event.version == expected, f"trainer came up with {event.version}, asked for {expected}"
         trained = state.step
-        state.op, state.status, state.version = OpId(0), "idle", event.version
+        state.op, state.version = OpId(0), event.version
+        self._set_status("idle")
         state.checkpoint_step, state.checksum = event.version.step, event.checksum
         self._lineages.open(event.version)
         self._counters.updates_discarded += trained - event.version.step
@@ -120,7 +115,8 @@ class Training:
         if event.incarnation != state.incarnation or state.status == "gone":
             self._counters.stale_events += 1
             return False
-        state.status, state.op = "gone", OpId(0)
+        state.op = OpId(0)
+        self._set_status("gone")
         self._counters.trainers_lost += 1
         window = self._config.runtime.restart_window_s
         state.losses = [time for time in state.losses if time > now - window] + [now]
@@ -139,7 +135,7 @@ class Training:
         state, buffer = self.state, self._rollout.state.buffer
         cohort = buffer.get(state.step)
         cohort.status = "training"
-        state.status = "training"
+        self._set_status("training")
         state.train_began_s = now
         state.op = self._commands.new_op()
         last = state.step + 1 >= buffer.num_steps
@@ -203,7 +199,8 @@ class Training:
         self._count_step(event)
         self._report_step(event, members, staleness, now)
         self._note_unchanged(event, now)
-        state.op, state.status, state.version = OpId(0), "idle", event.version
+        state.op, state.version = OpId(0), event.version
+        self._set_status("idle")
         state.checksum = event.checksum
         if event.checkpoint_step is not None:
             state.checkpoint_step = event.checkpoint_step

@@ -113,7 +113,7 @@ class Trajectory(msgspec.Struct, gc=False):
         for name in self.__struct_fields__:
             setattr(self, name, getattr(fresh, name))
 
-    def record(self, lineage: int, discarded: str = "", tokens_lost: int = 0) -> TrajectoryRecord:
+    def record(self, lineage: int, discarded: str = "") -> TrajectoryRecord:
         return TrajectoryRecord(
             prompt=self.prompt,
             group=self.prompt,
@@ -127,7 +127,6 @@ class Trajectory(msgspec.Struct, gc=False):
             outcome="discarded" if self.outcome is None else self.outcome.value,
             turns=self.turns,
             discarded=discarded,
-            tokens_lost=tokens_lost,
             evaluation=self.evaluation,
             reset_seconds=self.reset_s,
         )

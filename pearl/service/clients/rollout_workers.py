@@ -31,20 +31,20 @@ class RolloutWorkers:
         self,
         config: Config,
         server: RpcServer,
-        groups: ProcessSpecs,
+        specs: ProcessSpecs,
         processes: ProcessManager,
         store: TokenStore,
-        frames: TokenIngest,
+        tokens: TokenIngest,
         stop_ids: tuple[int, ...],
         inbox: Inbox,
         spawn: Spawn,
     ) -> None:
         self._config = config
         self._server = server
-        self._groups = groups
+        self._specs = specs
         self._processes = processes
         self._store = store
-        self._frames = frames
+        self._tokens = tokens
         self._stop_ids = stop_ids
         self._inbox = inbox
         self._spawn = spawn
@@ -57,8 +57,8 @@ class RolloutWorkers:
 
     async def _live(self, command: commands.StartWorker) -> None:
         slot, incarnation = command.slot, command.incarnation
-        process = self._groups.rollout(slot, incarnation, command.role, command.gpus)
-        self._frames.open_worker(slot, incarnation)
+        process = self._specs.rollout(slot, incarnation, command.role, command.gpus)
+        self._tokens.open_worker(slot, incarnation)
         hello = await self._processes.start(process)
         if hello is not None:
             host = hello.host if process.host == LOCAL_HOST else process.host
@@ -87,7 +87,7 @@ class RolloutWorkers:
         if command.prefill_slot is not None:
             prefill = (command.prefill_slot, command.prefill_incarnation)
         attempt = Attempt(command.trajectory, command.turn, slot, incarnation, prefill)
-        self._frames.begin(command.attempt, attempt)
+        self._tokens.begin(command.attempt, attempt)
         if prefill is None:
             self._send(command, slot, incarnation, "")
         # The decode stage first, so that it knows of the KV that comes; without it there is nothing to prefill for.
@@ -104,7 +104,7 @@ class RolloutWorkers:
             return False
         except QueueFullError as error:
             if slot == command.slot:
-                self._frames.release(command.trajectory)
+                self._tokens.release(command.trajectory)
             self._spawn(f"Generate {command.attempt}", self._refused(command, slot, incarnation, str(error)))
             return False
         return True

@@ -37,7 +37,7 @@ class TrainingClient:
         self,
         config: Config,
         server: RpcServer,
-        groups: ProcessSpecs,
+        specs: ProcessSpecs,
         processes: ProcessManager,
         store: TokenStore,
         environments: EnvironmentPool,
@@ -49,7 +49,7 @@ class TrainingClient:
         """``reach_step`` is told the step of each new version, once it is on its way to the core."""
         self._config = config
         self._server = server
-        self._groups = groups
+        self._specs = specs
         self._processes = processes
         self._store = store
         self._environments = environments
@@ -68,7 +68,7 @@ class TrainingClient:
         self._spawn(f"StartTrainer {command.incarnation}", self._live(command))
 
     async def _live(self, command: commands.StartTrainer) -> None:
-        process = self._groups.training(command.incarnation)
+        process = self._specs.training(command.incarnation)
         self._peer = process.name
         if await self._processes.start(process) is not None:
             self._spawn(f"StartTraining {command.incarnation}", self._prepare(command, process))
@@ -115,14 +115,15 @@ class TrainingClient:
             return
         self.snapshot = snapshot = reply.snapshot
         text = " ".join(f"{name} {value:.4g}" for name, value in sorted(reply.metrics.items()))
-        self._announce(f"trainer: ready with version {snapshot.version}" + (f"  {text}" if text else ""))
+        origin = ", restored from its checkpoint" if reply.restored else ""
+        self._announce(
+            f"trainer: ready with version {snapshot.version}{origin}" + (f"  {text}" if text else "")
+        )
         if reply.comparison is not None:
             self._is_comparing = False
             await self._inbox.put(events.Compared("training", reply.comparison))
         await self._inbox.put(
-            events.TrainerReady(
-                command.op, command.incarnation, snapshot.version, snapshot.checksum, reply.restored
-            )
+            events.TrainerReady(command.op, command.incarnation, snapshot.version, snapshot.checksum)
         )
         self._reach_step(snapshot.version.step)
 
@@ -189,9 +190,7 @@ class TrainingClient:
         if reply is not None:
             seconds = self._server.clock.now() - began
             await self._inbox.put(
-                events.TrainingOffloaded(
-                    command.op, command.incarnation, reply.released_bytes, seconds, reply.parts
-                )
+                events.TrainingOffloaded(command.op, command.incarnation, seconds, reply.parts)
             )
 
     def restore(self, command: commands.RestoreTraining) -> None:

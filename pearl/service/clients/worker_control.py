@@ -148,9 +148,7 @@ class WorkerControl:
         seconds = self._server.clock.now() - began
         # Its attempts' last frames came before the answer and must be in front of the event too.
         await self._server.caught_up()
-        await self._inbox.put(
-            events.WorkerReleased(command.op, slot, incarnation, reply.released_bytes, seconds, reply.parts)
-        )
+        await self._inbox.put(events.WorkerReleased(command.op, slot, incarnation, seconds, reply.parts))
 
     # roles
 

@@ -24,22 +24,22 @@ class CommandExecutor:
     def __init__(
         self,
         store: TokenStore,
-        frames: TokenIngest,
+        tokens: TokenIngest,
         environments: EnvironmentPool,
         workers: RolloutWorkers,
-        handoff: WorkerControl,
-        agents: RemoteHosts,
+        worker_control: WorkerControl,
+        hosts: RemoteHosts,
         trainer: TrainingClient,
         preempts: PendingPreempts,
         files: RunFiles,
         console: Console,
     ) -> None:
         self._store = store
-        self._frames = frames
+        self._tokens = tokens
         self._environments = environments
         self._workers = workers
-        self._worker_control = handoff
-        self._agents = agents
+        self._worker_control = worker_control
+        self._hosts = hosts
         self._trainer = trainer
         self._preempts = preempts
         self._files = files
@@ -118,7 +118,7 @@ class CommandExecutor:
         self._trainer.restore(command)
 
     def return_gpus(self, command: commands.ReturnGpus) -> None:
-        self._agents.return_gpus(command.gpus)
+        self._hosts.return_gpus(command.gpus)
 
     def answer_preempt(self, command: commands.AnswerPreempt) -> None:
         self._preempts.answer(command)
@@ -138,7 +138,7 @@ class CommandExecutor:
 
     def _release(self, trajectory: TrajectoryId) -> None:
         """Drop what is still under way for the trajectory: it must not reach its next tokens."""
-        self._frames.release(trajectory)
+        self._tokens.release(trajectory)
         self._environments.close(trajectory)
 
     def forget_the_rest(self) -> None:

@@ -27,7 +27,7 @@ class EventIngest:
     def __init__(
         self,
         store: TokenStore,
-        frames: TokenIngest,
+        tokens: TokenIngest,
         environments: EnvironmentPool,
         hosts: Callable[[], Collection[str]],
         vocabulary_size: int,
@@ -37,7 +37,7 @@ class EventIngest:
     ) -> None:
         """``hosts`` returns those on which something could be started now."""
         self._store = store
-        self._frames = frames
+        self._tokens = tokens
         self._environments = environments
         self._hosts = hosts
         self._vocabulary_size = vocabulary_size
@@ -55,14 +55,14 @@ class EventIngest:
         if isinstance(item, events.PreemptRequested):
             return msgspec.structs.replace(item, hosts=tuple(sorted(self._hosts())))
         if isinstance(item, events.WorkerLost):
-            self._frames.close_worker(item.slot, item.incarnation)
+            self._tokens.close_worker(item.slot, item.incarnation)
         return item
 
     def _frame(self, frame: TokenFrame) -> events.TokensStreamed | None:
         try:
-            event, ended = self._frames.take(*frame)
+            event, ended = self._tokens.take(*frame)
         except BrokenFrameError as error:
-            self._frames.close_worker(frame.slot, frame.incarnation)
+            self._tokens.close_worker(frame.slot, frame.incarnation)
             self._terminate(frame.slot, frame.incarnation, f"broke the protocol: {error}")
             return None
         for attempt in ended:

@@ -71,9 +71,9 @@ class ManagedProcess:
 
 
 class ProcessManager:
-    def __init__(self, server: RpcServer, watch: LivenessMonitor, start_timeout_s: float) -> None:
+    def __init__(self, server: RpcServer, liveness: LivenessMonitor, start_timeout_s: float) -> None:
         self._server = server
-        self._watch = watch
+        self._liveness = liveness
         self._agents: dict[str, str] = {}  # host -> its agent
         self._start_timeout_s = start_timeout_s
         self._lifecycle: dict[str, ManagedProcess] = {}
@@ -144,7 +144,7 @@ class ProcessManager:
             process.terminate(f"the node agent could not start it: {error}")
         if process.exited.done() or process.condemned.done() or not process.greeted.done():
             return None
-        self._watch.add(process.name, process.terminate)
+        self._liveness.add(process.name, process.terminate)
         return process.greeted.result()
 
     async def wait_exited(self, process: ManagedProcess) -> Loss:
@@ -152,7 +152,7 @@ class ProcessManager:
         left to end where the agent is gone: its children die with it, and whoever is cut off from us ends by its lease.
         """
         await asyncio.wait((process.exited, process.condemned), return_when=asyncio.FIRST_COMPLETED)
-        self._watch.remove(process.name)
+        self._liveness.remove(process.name)
         if not process.exited.done() and process.agent == self._agents.get(process.host):
             await self._stop(process, process.condemned.result().grace_s)
         loss = self._loss(process)

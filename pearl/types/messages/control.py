@@ -67,15 +67,18 @@ class Gpu(msgspec.Struct, frozen=True, array_like=True):
     virtual: bool
 
 
+HostPool = Literal["local", "rollout", "spot"]
+"""Of a host: the coordinator's own; reserved for rollout, so that its loss is a failure; or preemptible."""
+
+
 class AgentReport(msgspec.Struct, frozen=True, tag=True):
     """What a node agent's host offers, once after its hello: told by the agent of the coordinator's own host, asked by
     one of another host, whose answer is an Ack or an error that says why it is not taken."""
 
     host: Name
     gpus: Annotated[tuple[Gpu, ...], Meta(max_length=MAX_HOST_GPUS)]
-    num_cpus: Count
     memory_bytes: Count
-    preemptible: bool = False  # all its GPUs may be reclaimed; else it is the coordinator's own host
+    pool: HostPool = "local"
     model: str = ""  # digest of the job's model files there
 
 
@@ -132,6 +135,7 @@ class StartGroup(msgspec.Struct, frozen=True, tag=True):
     log_directory: str
     shutdown_grace_s: float = 5.0
     files: dict[str, bytes] = {}  # written into its directory before it starts
+    may_fork: bool = False  # its processes may be forked from the host's prepared process
 
 
 class StartGroupReply(msgspec.Struct, frozen=True, tag=True):
@@ -149,7 +153,6 @@ class StopGroup(msgspec.Struct, frozen=True, tag=True):
 class StopGroupReply(msgspec.Struct, frozen=True, tag=True):
     group: str
     exit_code: int | None
-    num_killed: int
 
 
 class GroupExited(msgspec.Struct, frozen=True, tag=True):

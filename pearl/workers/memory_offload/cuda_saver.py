@@ -13,8 +13,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from pearl.workers.memory_offload.errors import NoRoomError, NotFreedError, ResidencyError, StateChangedError
-from pearl.workers.memory_offload.saver import MIN_FREED_RATIO, Released, Restored
-from pearl.workers.memory_offload.stopwatch import Stopwatch
+from pearl.workers.memory_offload.saver import MIN_FREED_RATIO, Released, Restored, Stopwatch
 from pearl.workers.memory_offload.storages import digest, distinct_storages, storage_bytes, total_bytes
 
 

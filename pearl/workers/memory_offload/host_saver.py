@@ -21,8 +21,7 @@ from pearl.workers.memory_offload.pages import (
     whole_pages,
     zero_edges,
 )
-from pearl.workers.memory_offload.saver import MIN_FREED_RATIO, Released, Restored
-from pearl.workers.memory_offload.stopwatch import Stopwatch
+from pearl.workers.memory_offload.saver import MIN_FREED_RATIO, Released, Restored, Stopwatch
 from pearl.workers.memory_offload.storages import digest, distinct_storages, total_bytes
 
 

@@ -5,6 +5,7 @@ leaves it released and may be tried again; a state that came back changed is an 
 survive, its owner must be replaced.
 """
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -57,3 +58,16 @@ class Saver(Protocol):
         ...
 
     def is_released(self, tag: str) -> bool: ...
+
+
+class Stopwatch:
+    """Times the parts of a hand-over."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+
+    def lap(self) -> float:
+        """Seconds since the last lap."""
+        now = time.perf_counter()
+        seconds, self._last = now - self._last, now
+        return seconds

@@ -6,7 +6,6 @@ It ends when told to, when it has not heard from the coordinator for the length 
 import argparse
 import asyncio
 import os
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -14,9 +13,8 @@ from typing import get_args
 
 from pearl.runtime.installation import installation
 from pearl.runtime.mmap_counter import ENVIRONMENT_KEY, MmapCounter
-from pearl.runtime.rpc_client import RpcClient
+from pearl.runtime.worker_process import make_client, make_hello, make_worker_parser
 from pearl.types.config import Config
-from pearl.types.messages.control import Hello
 from pearl.workers.final_errors import final_errors
 from pearl.workers.rollout.protocol import Engine, Role
 from pearl.workers.rollout.service import EngineComparison, Message, RolloutService
@@ -37,28 +35,10 @@ async def serve_engine(
     already. The coordinator hears of the worker when its engine has started: what it is told then it can do."""
     name = f"rollout.{options.slot}.{options.incarnation}"
     service = RolloutService(config, name, engine, receiver, comparison)
-    hello = Hello(
-        "rollout",
-        options.slot,
-        options.incarnation,
-        socket.gethostname(),
-        os.getpid(),
-        options.run_id,
-        kv_address,
-        installation(config),
+    hello = make_hello(
+        "rollout", options, slot=options.slot, kv_address=kv_address, installation=installation(config)
     )
-    runtime = config.runtime
-    peer = RpcClient(
-        options.address,
-        hello=hello,
-        messages=Message,
-        handler=service.handle,
-        heartbeat=service.heartbeat,
-        heartbeat_period_s=runtime.heartbeat_period_s,
-        lease_s=runtime.lease_s,
-        queue_messages=runtime.queue_messages,
-        max_frame_bytes=runtime.max_frame_bytes,
-    )
+    peer = make_client(options.address, config.runtime, hello, Message, service)
     service.connect(peer)
     with (
         final_errors() if engine.name == "torch" else nullcontext()
@@ -84,12 +64,8 @@ def token_counter() -> Iterator[CountTokens | None]:
 
 
 def parse(module: str, arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog=f"python -m {module}", description="A rollout worker of PEARL.")
-    parser.add_argument("--address", required=True, help="of the coordinator, e.g. tcp://10.0.0.1:7000")
-    parser.add_argument("--run-id", required=True)
+    parser = make_worker_parser(module, "A rollout worker of PEARL.")
     parser.add_argument("--slot", type=int, required=True)
-    parser.add_argument("--incarnation", type=int, required=True)
-    parser.add_argument("--config", required=True, help="the job's settings, as JSON")
     parser.add_argument("--vocabulary-size", type=int, required=True)
     parser.add_argument("--role", choices=get_args(Role), default="colocated", help="that it starts in")
     return parser.parse_args(arguments)

@@ -9,13 +9,12 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-import msgspec
 import torch
 import uvloop
 
 from pearl.runtime.parent_death import watch_parent
+from pearl.runtime.worker_process import exit_now, log_to_stderr, read_config
 from pearl.types.config import Config
 from pearl.workers.model import build_empty, resolve_device, use_one_thread
 from pearl.workers.rollout.comparison import EngineComparison
@@ -79,16 +78,13 @@ async def serve(options: argparse.Namespace, config: Config, count_tokens: Count
 def main(arguments: Sequence[str]) -> None:
     watch_parent()
     options = parse("pearl.workers.rollout.worker", arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    config = msgspec.json.decode(Path(options.config).read_bytes(), type=Config)
+    log_to_stderr()
+    config = read_config(options)
     use_one_thread()
     with token_counter() as count_tokens:
         log.info("left: %s", uvloop.run(serve(options, config, count_tokens)))
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
         # The engine may be in a long pass and a link in a transfer: neither can be joined, both end with the process.
-        os._exit(0)
+        exit_now()
 
 
 if __name__ == "__main__":

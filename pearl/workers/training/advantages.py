@@ -21,7 +21,7 @@ AdvantageFunction = Callable[[Rewards, Groups, Masked], Rewards]
 
 
 def advantage_function(name: str, normalize_by_std: bool) -> AdvantageFunction:
-    """What ``training.advantage`` names.
+    """Return the function that ``training.advantage`` names.
 
     Raises:
         ValueError: it is neither built in nor a function that can be loaded.

@@ -36,7 +36,7 @@ class MicroBatch:
         self.reference_M: torch.Tensor | None = None
 
     def set_advantages(self, advantages_S: npt.NDArray[np.float64]) -> None:
-        """Of all samples of the step."""
+        """Set the advantages of all samples of the step."""
         self.advantages_M = torch.from_numpy(advantages_S).float().to(self.places_M.device)[self.places_M]
 
 
@@ -59,7 +59,7 @@ def make_update(
     aggregation: Aggregation = "token",
     constant: int = 1,
 ) -> Update:
-    """Of those of the step's samples that are ``chosen``.
+    """Return the update of those of the step's samples that are ``chosen``.
 
     The same samples on every rank give plans that fit together; samples without a trained token are not run.
     """

@@ -91,7 +91,7 @@ def correction_weights(
 
 
 def kl_estimates(estimator: KlEstimator, logprobs_M: torch.Tensor, reference_M: torch.Tensor) -> torch.Tensor:
-    """Of the divergence from the reference, per token, with d = log pi - log pi_reference.
+    """Estimate the divergence from the reference per token, with d = log pi - log pi_reference.
 
     k1 = d (unbiased, as a loss without use), k2 = d^2 / 2 (its gradient is the divergence's), k3 = exp(-d) - 1 + d
     (unbiased and never negative).

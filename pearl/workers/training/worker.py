@@ -16,12 +16,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 import torch.distributed as dist
 import uvloop
 
 from pearl.runtime.vital_thread import VitalThread
+from pearl.runtime.worker_process import exit_now, log_to_stderr, read_config
 from pearl.types import tcp_address
 from pearl.types.comparison import Comparison
 from pearl.types.config import Config
@@ -270,17 +270,14 @@ def follow(options: argparse.Namespace, config: Config) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     options = parse("pearl.workers.training.worker", arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    config = msgspec.json.decode(Path(options.config).read_bytes(), type=Config)
+    log_to_stderr()
+    config = read_config(options)
     if os.environ["RANK"] == "0":
         log.info("left: %s", uvloop.run(serve(options, config)))
     else:
         follow(options, config)
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
     # Threads inside collectives or links cannot be joined; memory and connections go with the process.
-    os._exit(0)
+    exit_now()
 
 
 if __name__ == "__main__":

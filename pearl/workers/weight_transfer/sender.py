@@ -105,13 +105,6 @@ class LinkServer:
         """Keys of links being made; those of finished ones are gone."""
         return list(self._rendezvous.list_keys())
 
-    def drop_slot(self, slot: int) -> None:
-        """The control plane says that this slot is gone: end its link without waiting for a limit."""
-        with self._lock:
-            gone = [session for (_, other), session in self._sessions.items() if other == slot]
-        for session in gone:
-            session.end()
-
     def close(self) -> None:
         """Stop serving; nothing is waited for. Harmless when repeated."""
         with self._lock:

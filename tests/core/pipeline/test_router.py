@@ -9,7 +9,6 @@ from pearl.core.pipeline.router import (
     PREFILL_TOKENS_PER_REQUEST,
     STRATEGIES,
     Candidate,
-    RouterName,
     Strategy,
     cache_aware,
     cache_aware_prefill,
@@ -77,8 +76,8 @@ def test_cache_aware_leaves_a_home_that_may_not_serve() -> None:
     running=st.lists(st.integers(0, 50), max_size=6),
 )
 def test_a_choice_is_always_a_candidate(
-    strategies: dict[RouterName, Strategy],
-    name: RouterName,
+    strategies: dict[str, Strategy],
+    name: str,
     context: int,
     home: int | None,
     running: list[int],

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from manual_clock import ManualClock
 
+from pearl.testing.manual_clock import ManualClock
 from pearl.types import emulated_tokens
 from pearl.types.config import EmulatedConfig
 from pearl.types.messages.rollout import SamplingParams

@@ -1,6 +1,7 @@
 """Sampler, page accounting, prefix cache, grouping and frames on their own."""
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from engine_support import request
@@ -16,7 +17,7 @@ from pearl.workers.rollout.torch_engine.layout import GROUP_COST, partition
 from pearl.workers.rollout.torch_engine.pages import PagePool
 from pearl.workers.rollout.torch_engine.prefix_cache import PrefixCache
 from pearl.workers.rollout.torch_engine.request import Request
-from pearl.workers.rollout.torch_engine.sampler import counter_uniform, sample
+from pearl.workers.rollout.torch_engine.sampler import key_uniform, sample
 from pearl.workers.rollout.torch_engine.scheduler import Scheduler
 
 V = Version(0, 1)
@@ -37,6 +38,12 @@ def test_uniforms_are_those_worked_out_with_whole_numbers() -> None:
         1061557983716998936,
     ]
     assert counter_uniform(seeds, positions).tolist() == [(number >> 11) / 2**53 for number in whole]
+
+
+def counter_uniform(
+    seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float64]:
+    return key_uniform(np.array([splitmix64(int(seed)) for seed in seeds], np.uint64), positions)
 
 
 def test_uniforms_are_evenly_spread_over_seeds_and_positions() -> None:

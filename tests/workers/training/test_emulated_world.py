@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from manual_clock import ManualClock
 
+from pearl.testing.manual_clock import ManualClock
 from pearl.types.config import Config, DataConfig, EmulatedConfig
 from pearl.types.messages.training import (
     AddSamples,

@@ -236,7 +236,6 @@ def test_joining_and_leaving_does_not_touch_the_links_of_others(
     link = source.server.links()[LinkKey(0, 1, 1, 1)]
     joins = start_receiver(3)
     assert push(source.publish(2), [stays, joins])[0].link == before.link
-    source.server.drop_slot(2)
     leaves.kill()
     assert push(source.publish(3), [stays, joins])[0].link == before.link
     assert source.server.links()[LinkKey(0, 1, 1, 1)] is link

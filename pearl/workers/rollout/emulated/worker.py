@@ -2,16 +2,14 @@
 
 import argparse
 import logging
-import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-import msgspec
 import uvloop
 
 from pearl.runtime.clock import MonotonicClock
 from pearl.runtime.parent_death import watch_parent
+from pearl.runtime.worker_process import exit_now, log_to_stderr, read_config
 from pearl.types.config import Config
 from pearl.workers.rollout.emulated.engine import LOAD_SHARE, EmulatedEngine
 from pearl.workers.rollout.emulated.receiver import EmulatedReceiver
@@ -41,15 +39,12 @@ async def serve(options: argparse.Namespace, config: Config, count_tokens: Count
 def main(arguments: Sequence[str]) -> None:
     watch_parent()
     options = parse(MODULE, arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    config = msgspec.json.decode(Path(options.config).read_bytes(), type=Config)
+    log_to_stderr()
+    config = read_config(options)
     with token_counter() as count_tokens:
         log.info("left: %s", uvloop.run(serve(options, config, count_tokens)))
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
         # Timers of an iteration may be pending; nothing of them is worth waiting for.
-        os._exit(0)
+        exit_now()
 
 
 if __name__ == "__main__":

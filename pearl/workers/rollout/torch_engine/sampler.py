@@ -11,7 +11,6 @@ import numpy.typing as npt
 import torch
 
 from pearl.runtime.counter_rng import counter_bits
-from pearl.types.splitmix import splitmix64
 
 
 def key_uniform(keys: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
@@ -19,14 +18,6 @@ def key_uniform(keys: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) 
     bits = counter_bits(keys, positions)
     uniform: npt.NDArray[np.float64] = (bits >> np.uint64(11)) * np.float64(2.0**-53)
     return uniform
-
-
-def counter_uniform(
-    seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]
-) -> npt.NDArray[np.float64]:
-    """Uniform in [0, 1) for each (seed, position)."""
-    keys = np.array([splitmix64(int(seed)) for seed in seeds], np.uint64)
-    return key_uniform(keys, positions)
 
 
 @dataclass(frozen=True, slots=True)

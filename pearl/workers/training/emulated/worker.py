@@ -2,16 +2,15 @@
 
 import argparse
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 import uvloop
 
 from pearl.runtime.clock import MonotonicClock
 from pearl.runtime.parent_death import watch_parent
+from pearl.runtime.worker_process import exit_now, log_to_stderr, read_config
 from pearl.types.config import Config
 from pearl.workers.training.emulated.checkpoints import EmulatedCheckpoints
 from pearl.workers.training.emulated.world import EmulatedWorld
@@ -38,13 +37,10 @@ async def serve(options: argparse.Namespace, config: Config) -> str:
 def main(arguments: Sequence[str]) -> None:
     watch_parent()
     options = parse(MODULE, arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    config = msgspec.json.decode(Path(options.config).read_bytes(), type=Config)
+    log_to_stderr()
+    config = read_config(options)
     log.info("left: %s", uvloop.run(serve(options, config)))
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # a checkpoint being looked at in a thread is not worth waiting for
+    exit_now()  # a checkpoint being looked at in a thread is not worth waiting for
 
 
 if __name__ == "__main__":

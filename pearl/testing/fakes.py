@@ -28,7 +28,7 @@ from pearl.types.trajectory import VersionRun
 from pearl.types.weights import Snapshot, Version
 
 if TYPE_CHECKING:
-    from cluster import Cluster
+    from pearl.testing.cluster import Cluster
 
 RUN_ID = "run"
 VOCABULARY = 16

@@ -4,11 +4,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from fakes import RUN_ID, FakeEnvironment, FakeRollout, FakeTraining, Group, make_peer, pack
-
 from pearl.runtime.errors import PeerGoneError, RefusedError, RemoteError
 from pearl.runtime.installation import installation, model_digest
 from pearl.runtime.rpc_client import RpcClient
+from pearl.testing.fakes import RUN_ID, FakeEnvironment, FakeRollout, FakeTraining, Group, make_peer, pack
 from pearl.types.config import Config
 from pearl.types.messages import control, environment, rollout, training
 from pearl.types.weights import Version
@@ -21,7 +20,7 @@ class Node:
         self.cluster = cluster
         self.host = host
         self.gpus = tuple(f"{host}/{index}" for index in range(num_gpus))
-        self.preemptible = True
+        self.pool: control.HostPool = "spot"
         self.groups: set[str] = set()
         self.specs: list[control.StartGroup] = []
         self.returned: list[str] = []
@@ -48,7 +47,7 @@ class Node:
     async def _introduce(self) -> None:
         gpus = tuple(control.Gpu(gpu, 1, True) for gpu in self.gpus)
         model = model_digest(self.cluster.config.model.path)
-        report = control.AgentReport(self.host, gpus, 1, 1, self.preemptible, model)
+        report = control.AgentReport(self.host, gpus, 1, self.pool, model)
         try:
             await self.peer.call(report, deadline_s=10)
         except (RemoteError, PeerGoneError) as error:
@@ -63,7 +62,7 @@ class Node:
                 return self.cluster.start_group(message, self.peer)
             case control.StopGroup():
                 self.cluster.kill(message.group)
-                return control.StopGroupReply(message.group, -9, 1)
+                return control.StopGroupReply(message.group, -9)
             case control.GpusReturned():
                 self.returned.extend(message.gpus)
                 if set(self.returned) >= set(self.gpus):
@@ -74,18 +73,18 @@ class Node:
         await self.peer.notify(control.Notice(grace_s, "spot"))
 
     async def leave(self) -> None:
-        """As it should: its groups end first."""
+        """Leave in order: its groups end first."""
         self._end_groups()
         await self.peer.notify(control.Leaving("done"))
 
     def vanish(self) -> None:
-        """As a host that lost its power: nobody hears of it or its groups any more."""
+        """Go as a host that lost its power: nobody hears of it or its groups any more."""
         self.peer.faults.partition("coordinator")
         for name in self.groups & self.cluster.groups.keys():
             self.cluster.groups[name].peer.faults.partition("coordinator")
 
     def kill(self) -> None:
-        """As ``kill -9``, by which its groups die too."""
+        """End as after ``kill -9``, by which its groups die too."""
         assert self.task is not None
         self.peer.faults.partition("coordinator")
         self.task.cancel()
@@ -97,7 +96,7 @@ class Node:
 
 
 async def ignore(message: Any) -> None:
-    """Nobody tells an admin anything that matters."""
+    """Drop it: nobody tells an admin anything that matters."""
 
 
 async def at_once(worker: FakeRollout) -> None:
@@ -132,6 +131,7 @@ class Cluster:
         self.address = ""
         self._launched = asyncio.Event()
         self._reported = asyncio.Event()
+        self.is_running = asyncio.Event()
         self._over = asyncio.Event()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._nodes: list[asyncio.Task[None]] = []
@@ -172,7 +172,7 @@ class Cluster:
 
     async def report(self) -> control.AgentReport:
         await self._reported.wait()
-        return control.AgentReport("here", (), 1, 1 << 30)
+        return control.AgentReport("here", (), 1 << 30)
 
     def reported(self, report: control.AgentReport) -> None:
         self._reported.set()
@@ -193,6 +193,7 @@ class Cluster:
         await self._launched.wait()
         async with asyncio.TaskGroup() as group:
             self._group = group
+            self.is_running.set()
             group.create_task(self._tell_report())
             admin = group.create_task(self.admin.run(), name="admin")
             await self.agent.run()
@@ -203,13 +204,22 @@ class Cluster:
         self._over.set()
 
     async def _tell_report(self) -> None:
-        await self.agent.notify(control.AgentReport("here", (), 1, 1 << 30))
+        await self.agent.notify(control.AgentReport("here", (), 1 << 30))
 
-    def join(self, host: str, num_gpus: int, *, slot: int = 0, incarnation: int = 1) -> Node:
+    def join(
+        self,
+        host: str,
+        num_gpus: int,
+        *,
+        slot: int = 0,
+        incarnation: int = 1,
+        pool: control.HostPool = "spot",
+    ) -> Node:
         """Another host joins; agents are told apart by their slots."""
         assert self._group is not None
         self.num_nodes += 1
         node = self.nodes[host] = Node(self, host, num_gpus, slot or 100 + self.num_nodes, incarnation)
+        node.pool = pool
         node.task = self._group.create_task(node.run(), name=host)
         self._nodes.append(node.task)
         return node
@@ -232,7 +242,7 @@ class Cluster:
                 return self.start_group(message, self.agent)
             case control.StopGroup():
                 self.kill(message.group)
-                return control.StopGroupReply(message.group, -9, 1)
+                return control.StopGroupReply(message.group, -9)
         return None
 
     async def _live(self, group: Group, agent: RpcClient) -> None:
@@ -252,7 +262,7 @@ class Cluster:
             return
 
     def kill(self, name: str) -> None:
-        """As ``kill -9``; what the peer has sent is on its way."""
+        """End as after ``kill -9``; what the peer has sent is on its way."""
         task = self._tasks.pop(name, None)
         if task is not None:
             self.groups[name].peer.faults.partition("coordinator")  # the dead hear nothing

@@ -15,7 +15,7 @@ from pearl.types import commands, events
 from pearl.types.commands import AnyCommand
 from pearl.types.config import Config
 from pearl.types.events import AnyEvent
-from pearl.types.ids import AttemptId, Incarnation, Slot, TrajectoryId
+from pearl.types.ids import AttemptId, GpuId, Incarnation, Slot, TrajectoryId
 from pearl.types.profile import IterationSums
 from pearl.types.reports import AnyReport, NoteReport
 from pearl.types.trajectory import FinishReason, TokenDelta, TrajectoryRecord, VersionRun
@@ -79,7 +79,7 @@ class World:
         self.training_holds_memory = False
         self.returned: list[commands.ReturnGpus] = []
         self.answers: list[commands.AnswerPreempt] = []
-        self.started = events.Started((1,), num_train_tasks, 0, can_restore)
+        self.started = events.Started(num_train_tasks, 0, can_restore)
         self.tokens: dict[TrajectoryId, int] = {}  # what a token store would hold
         self.attempts: dict[AttemptId, tuple[Slot, TrajectoryId]] = {}  # whose frames it would accept
 
@@ -100,7 +100,7 @@ class World:
         return done
 
     def _store(self, event: AnyEvent) -> None:
-        """As the service does: tokens are stored before the event, frames of the dead are not."""
+        """Store tokens as the service does: they are stored before the event, frames of the dead are not."""
         if isinstance(event, events.TokensStreamed):
             for delta in event.deltas:
                 if delta.attempt in self.attempts and self.attempts[delta.attempt][0] == event.slot:
@@ -244,7 +244,7 @@ class World:
             return
         self._interrupt(command.slot)
         worker.holds_memory, worker.version = False, None
-        self.post(events.WorkerReleased(command.op, command.slot, command.incarnation, 1, 0.1), 0.3)
+        self.post(events.WorkerReleased(command.op, command.slot, command.incarnation, 0.1), 0.3)
 
     def _activate(self, command: commands.ActivateWorker) -> None:
         worker = self.workers.get(command.slot)
@@ -264,7 +264,7 @@ class World:
     def _offload(self, command: commands.OffloadTraining) -> None:
         if self.trainer == command.incarnation:
             self.training_holds_memory = False
-            self.post(events.TrainingOffloaded(command.op, command.incarnation, 1, 0.1))
+            self.post(events.TrainingOffloaded(command.op, command.incarnation, 0.1))
 
     def _restore(self, command: commands.RestoreTraining) -> None:
         self._take_training_memory()
@@ -435,9 +435,7 @@ class World:
         assert step is None or step in self.checkpoints, f"no checkpoint of step {step}"
         self.checkpoints.add(0)
         version = Version(command.lineage, step or 0)
-        ready = events.TrainerReady(
-            command.op, command.incarnation, version, checksum(version), step is not None
-        )
+        ready = events.TrainerReady(command.op, command.incarnation, version, checksum(version))
         self.post(ready, 2.0)
 
     def _train(self, command: commands.Train) -> None:
@@ -474,7 +472,7 @@ class World:
             self.post(events.WorkerLost(slot, worker.incarnation, reason, worker.sampled), delay)
 
     def lose_host(self, host: str) -> None:
-        """Its agent and all its workers at once; what is heard first is chance."""
+        """Lose its agent and all its workers at once; what is heard first is chance."""
         for slot in list(self.workers):
             if any(gpu.startswith(f"{host}/") for gpu in self.core._state.table.rows[slot].gpus):
                 self.lose_worker(slot, "its host is gone")
@@ -489,7 +487,7 @@ class World:
     def lose_environments(self) -> None:
         self.envs.clear()
 
-    def crash(self) -> None:
+    def crash(self, reserved: tuple[GpuId, ...] = ()) -> None:
         """kill -9 of the coordinator, then a resume: the core comes back from its snapshot, all else is gone."""
         snapshot = self.core.snapshot()
         self.queue.clear()
@@ -499,4 +497,4 @@ class World:
         self.trainer = None
         self.training_holds_memory = False
         self.core = Coordinator.restore(self.config, snapshot)
-        self.feed(events.Resumed())
+        self.feed(events.Resumed(reserved))

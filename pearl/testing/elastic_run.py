@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from live_run import ROOT, LiveRun
 
 from pearl.runtime import run_registry
+from pearl.testing.live_run import ROOT, LiveRun
 
 ELASTIC: dict[str, Any] = {
     "run__num_steps": 5000,  # as long as it takes, not as many steps: machines differ
@@ -55,14 +55,14 @@ class Workers:
         self._run.wait_for(what, lambda: event in self.told(slot, incarnation))
 
     def has_served_again(self, slot: int) -> bool:
-        """In a life after its first; one that is cut short may come between."""
+        """Whether it serves in a life after its first; one that is cut short may come between."""
         lines = self._run.metrics("worker")
         return any(
             line["slot"] == slot and line["incarnation"] > 1 and line["event"] == "serving" for line in lines
         )
 
     def place(self, slot: int) -> Place:
-        """Of its present life; raises when it has none."""
+        """Return that of its present life; raises when it has none."""
         (process,) = self._run.ranks(f"rollout.{slot}.")
         links = process.net_connections(kind="tcp")
         return process.pid, frozenset(
@@ -117,7 +117,7 @@ class FarHost:
         return "joined run" in self.text()
 
     def leave(self, limit_s: float) -> int:
-        """As when its host is about to be taken away; returns its exit code."""
+        """Leave as when its host is about to be taken away; returns its exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(limit_s)
 
