@@ -92,7 +92,12 @@ def test_dry_run_prints_the_settings_and_makes_nothing(
 ) -> None:
     assert main(["run", *words]) == 0
     printed = capsys.readouterr().out
-    assert tomllib.loads(printed)["run"] == {"seed": 7, "num_steps": 3, "run_root": "runs"}
+    assert tomllib.loads(printed)["run"] == {
+        "seed": 7,
+        "num_steps": 3,
+        "run_root": "runs",
+        "num_samples": 4,
+    }
     assert "# would start, in new:" in printed
     assert "#     this host: 1 GPU(s) for training, 2 for rollout" in printed
     assert not Path("new").exists()

@@ -17,8 +17,10 @@ from member_watch import LIMIT_S, Members, watch_members
 
 from pearl.runtime import process_markers
 from pearl.runtime.clock import MonotonicClock
+from pearl.runtime.errors import RemoteError
+from pearl.runtime.inbound import Notification, PeerJoined
 from pearl.runtime.process_group import ProcessGroup
-from pearl.runtime.rpc_server import Notification, PeerJoined, RemoteError, RpcServer
+from pearl.runtime.rpc_server import RpcServer
 from pearl.types.messages.control import (
     AgentReport,
     ControlMessage,

@@ -17,9 +17,10 @@ from member_watch import LIMIT_S, Members, watch_members
 from pearl.cli import main
 from pearl.runtime import preemptible_agent, process_markers
 from pearl.runtime.clock import MonotonicClock
+from pearl.runtime.inbound import Call, Inbound, Notification, PeerJoined
 from pearl.runtime.installation import installation, model_digest
 from pearl.runtime.preemptible_agent import GivenUpError, JoinOptions, PreemptibleAgent
-from pearl.runtime.rpc_server import Call, Inbound, Notification, PeerJoined, RpcServer
+from pearl.runtime.rpc_server import RpcServer
 from pearl.types.messages.control import (
     Ack,
     AgentReport,

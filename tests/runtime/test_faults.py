@@ -27,8 +27,9 @@ from rpc_messages import (
 )
 
 from pearl.runtime.errors import QueueFullError
+from pearl.runtime.inbound import PeerLost
 from pearl.runtime.rpc_client import COORDINATOR
-from pearl.runtime.rpc_server import PeerLost, RpcServer
+from pearl.runtime.rpc_server import RpcServer
 from pearl.types.messages.control import Hello
 
 W0, W1 = "rollout.0.1", "rollout.1.1"

@@ -26,8 +26,8 @@ from rpc_messages import (
 
 from pearl.runtime.codec import Kind, encode
 from pearl.runtime.errors import PeerGoneError, RefusedError, RemoteError
+from pearl.runtime.inbound import Notification, PeerJoined, PeerLost
 from pearl.runtime.rpc_client import RpcClient
-from pearl.runtime.rpc_server import Notification, PeerJoined, PeerLost
 from pearl.types.messages.control import Heartbeat, Hello
 
 W0, W1 = "rollout.0.1", "rollout.1.1"

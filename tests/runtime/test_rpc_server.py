@@ -25,7 +25,7 @@ from rpc_messages import (
 
 from pearl.runtime.codec import Kind, encode
 from pearl.runtime.errors import FrameTooLargeError, PeerGoneError, RemoteError
-from pearl.runtime.rpc_server import Call, PeerLost
+from pearl.runtime.inbound import Call, PeerLost
 from pearl.runtime.supervisor import TaskFailedError
 from pearl.testing.manual_clock import ManualClock
 from pearl.types import tcp_address

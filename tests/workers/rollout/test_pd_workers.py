@@ -16,7 +16,8 @@ from pd_support import send, stage, working
 
 from pearl.runtime.clock import MonotonicClock
 from pearl.runtime.errors import RemoteError
-from pearl.runtime.rpc_server import Notification, PeerJoined, RpcServer
+from pearl.runtime.inbound import Notification, PeerJoined
+from pearl.runtime.rpc_server import RpcServer
 from pearl.types.config import Config, ElasticConfig, ModelConfig, RuntimeConfig
 from pearl.types.messages.control import Heartbeat
 from pearl.types.messages.rollout import (

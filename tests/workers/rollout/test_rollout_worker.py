@@ -15,7 +15,8 @@ from engine_support import VOCABULARY, Answer, gather, ids, reference
 
 from pearl.runtime.clock import MonotonicClock
 from pearl.runtime.errors import RemoteError
-from pearl.runtime.rpc_server import Notification, PeerJoined, RpcServer
+from pearl.runtime.inbound import Notification, PeerJoined
+from pearl.runtime.rpc_server import RpcServer
 from pearl.types.config import Config, ModelConfig, RolloutConfig, RuntimeConfig
 from pearl.types.messages.control import Ack, Heartbeat, Shutdown
 from pearl.types.messages.rollout import (
