@@ -18,7 +18,7 @@ COLUMNS = ("worker", "GPU", "role", "zone", "activity", "version", "running")
 WIDE_COLUMNS = ("host", "pid")
 """Only where there is room: they serve to find the process, not to see how things are."""
 WIDE = 100
-GPU_COLUMNS = ("GPU", "zone", "present", "holder", "to be back in")
+GPU_COLUMNS = ("GPU", "pool", "zone", "present", "holder", "to be back in")
 NUMBERS = ("version", "running", "pid", "to be back in")  # right-aligned
 STYLES = {"active": "green", "transitioning": "yellow", "inactive": "red"}
 TRAINING = -1  # holder of the GPUs that the training world uses
@@ -77,6 +77,7 @@ def _gpu_table(gpus: Iterable[Status]) -> Table:
             reclaiming = gpu.get("reclaim_seconds_left", True)
         table.add_row(
             Text(_cell(gpu.get("gpu"))),
+            Text(_cell(gpu.get("pool"))),
             Text(_cell(gpu.get("zone"))),
             Text("-" if present is None else "yes" if present else "no"),
             Text(_holder(gpu)),

@@ -83,7 +83,7 @@ class NodeAgent:
     """Serves one coordinator until it leaves; not to be run twice.
 
     Args:
-        report: a preemptible host asks to be taken in; the coordinator's own just tells what it has.
+        report: a host that joins asks to be taken in; the coordinator's own just tells what it has.
         choose_logs: where groups log whose log directory is not to be had on this host; gets it, returns the other.
         adopts_orphans: all descendants of this process are its own, as ``subreaper.adopt_orphans`` says.
         prepares: starts the prepared process at once, not with the first group that may be forked from it.
@@ -115,7 +115,7 @@ class NodeAgent:
         self._watchers = asyncio.TaskGroup()
         self._connection: Connection | None = None
         self.cause: Cause = "asked"
-        self.has_joined = False  # as a preemptible host: it was taken in
+        self.has_joined = False  # as a host that joins: it was taken in
 
     async def run(self, connection: Connection) -> str:
         """Serve until there is a reason to leave, and return it; every group is gone by then."""
@@ -127,7 +127,7 @@ class NodeAgent:
                 async with self._watchers:  # left when the coordinator has been told of every end
                     await self._leaving.wait()
                     await self._end_groups()
-                if self._report.preemptible and connection.has_joined:
+                if self._report.pool != "local" and connection.has_joined:
                     await self._notify(Leaving(self._reason))
                 serving.cancel()
                 preparing.cancel()
@@ -217,7 +217,7 @@ class NodeAgent:
                 self.leave(str(error), "refused")
 
     async def _introduce(self, connection: Connection) -> None:
-        if not self._report.preemptible:
+        if self._report.pool == "local":
             await self._notify(self._report)
             return
         try:

@@ -5,8 +5,8 @@ from rpc_messages import RUN_ID, RawPeer, all_joined, make_server, next_one, unt
 
 from pearl.runtime.codec import Kind, Readers, encode
 from pearl.runtime.errors import MalformedError
+from pearl.runtime.inbound import Call, Notification, PeerJoined, PeerLost
 from pearl.runtime.peer_table import MAX_ADMINS, PeerEntry, PeerTable
-from pearl.runtime.rpc_server import Call, Notification, PeerJoined, PeerLost
 from pearl.runtime.zmq_socket import Outbox
 from pearl.types.messages.control import (
     MAX_HOST_GPUS,
@@ -29,7 +29,7 @@ FRAME_BYTES = 1 << 20
 
 
 def report(num_gpus: int) -> AgentReport:
-    return AgentReport("h", tuple(Gpu(f"h/{i}", 1, True) for i in range(num_gpus)), 1, True)
+    return AgentReport("h", tuple(Gpu(f"h/{i}", 1, True) for i in range(num_gpus)), 1, "spot")
 
 
 async def test_an_admin_that_sends_tokens_is_not_heard_and_hurts_nobody() -> None:

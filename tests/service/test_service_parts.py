@@ -24,7 +24,8 @@ from pearl.types.reports import StepReport, WorkerReport
 from pearl.types.splitmix import splitmix64
 
 
-async def test_mq_01_a_full_mailbox_makes_its_producers_wait_and_loses_nothing() -> None:
+@pytest.mark.scenario("MQ-01")
+async def test_a_full_mailbox_makes_its_producers_wait_and_loses_nothing() -> None:
     mailbox: Mailbox[int] = Mailbox(3)
     taken: list[int] = []
 
@@ -111,7 +112,8 @@ def worker_report(slot: int, activity: str, event: str, reason: str = "") -> Wor
     )
 
 
-def test_lp_02_metrics_are_strict_json_whatever_the_numbers(tmp_path: Path) -> None:
+@pytest.mark.scenario("LP-02")
+def test_metrics_are_strict_json_whatever_the_numbers(tmp_path: Path) -> None:
     files = RunFiles(tmp_path)
     files.report(Report(step_report(1, None, loss=math.nan, gap=math.inf, lr=0.5, seconds=7.0)))
     files.flush()
@@ -202,7 +204,7 @@ async def test_a_group_has_its_arguments_its_counter_and_one_process_a_gpu(tmp_p
 async def test_groups_of_other_hosts_see_the_gpus_that_their_ids_name(tmp_path: Path) -> None:
     made = groups("auto", tmp_path)
     made.use(report(0))
-    away = AgentReport("a", (Gpu("a/4", 1, False), Gpu("a/MIG-x", 1, False)), 1, True)
+    away = AgentReport("a", (Gpu("a/4", 1, False), Gpu("a/MIG-x", 1, False)), 1, "spot")
     made.learn(away)
     there = made.rollout(5, 1, "colocated", (GpuId("a/4"), GpuId("a/MIG-x"))).spec
     assert there.environment == {"CUDA_VISIBLE_DEVICES": "4,MIG-x"}  # and it counts in its own directory
@@ -211,7 +213,7 @@ async def test_groups_of_other_hosts_see_the_gpus_that_their_ids_name(tmp_path: 
     assert here.environment["CUDA_VISIBLE_DEVICES"] == ""
     assert here.files == {}
     with pytest.raises(ValueError, match=r'model\.device = "cuda", but b offers virtual GPUs'):
-        groups("cuda", tmp_path).learn(AgentReport("b", (Gpu("b/0", 1, True),), 1, True))
+        groups("cuda", tmp_path).learn(AgentReport("b", (Gpu("b/0", 1, True),), 1, "spot"))
 
 
 async def test_gpus_of_overlap_workers_are_those_of_the_training_ranks(tmp_path: Path) -> None:

@@ -186,5 +186,6 @@ def num_local_gpus(config: Config) -> int:
     return (
         config.training.num_ranks
         + rollout.num_workers * rollout.gpus_per_worker
+        - rollout.reserved_gpus
         + config.elastic.preemptible_gpus
     )
