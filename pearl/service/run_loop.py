@@ -8,17 +8,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from pearl.runtime.clock import MonotonicClock
+from pearl.runtime.errors import PeerGoneError, QueueFullError, RemoteError
+from pearl.runtime.inbound import Call, Notification, PeerJoined, PeerLost
 from pearl.runtime.installation import installation
-from pearl.runtime.rpc_server import (
-    Call,
-    Notification,
-    PeerGoneError,
-    PeerJoined,
-    PeerLost,
-    QueueFullError,
-    RemoteError,
-    RpcServer,
-)
+from pearl.runtime.rpc_server import RpcServer
 from pearl.runtime.token_store import TokenStore
 from pearl.service.clients.environment_pool import EnvironmentPool
 from pearl.service.clients.remote_hosts import RemoteHosts
@@ -40,6 +33,7 @@ from pearl.service.processes.process_manager import LOCAL_HOST, ProcessManager
 from pearl.service.processes.process_specs import ProcessSpecs
 from pearl.service.recovery import InitialState
 from pearl.service.run_files import RunFiles, strict_json
+from pearl.service.samples import SampleWriter
 from pearl.service.status_json import StatusJson
 from pearl.service.verification import checkpoint_damage
 from pearl.types import events
@@ -185,6 +179,9 @@ class RunLoop:
         worker_control = WorkerControl(
             config, server, inbox, workers.terminate, trainer.await_liveness_known, tasks.spawn
         )
+        samples = SampleWriter(
+            self._files.run_dir, config.run.num_samples, store, environments.decode, tasks.spawn
+        )
         executor = CommandExecutor(
             store,
             tokens,
@@ -196,6 +193,7 @@ class RunLoop:
             self._preempts,
             self._files,
             self._console,
+            samples,
         )
         ingest = EventIngest(
             store,
@@ -223,6 +221,7 @@ class RunLoop:
         if not is_new:
             executor.forget_the_rest()
         finish = await event_loop.run()
+        await samples.drain()
         self.lost += self._find_lost(finish, store, trainer)
         log.info("not taken from frames: %s; the server counted %s", tokens.dropped, server.counters)
         return finish

@@ -30,6 +30,8 @@ class RunConfig(Section, frozen=True):
     run_root: str = "runs"  # new run directories are made here when --run-dir is not given
     # end early once a step's mean reward reaches this
     stop_at_reward: Annotated[float, Meta(ge=-1e9, le=1e9)] | None = None
+    # of each step and evaluation round, kept as text in samples.jsonl
+    num_samples: Annotated[int, Meta(ge=0, le=1024)] = 4
 
 
 class ModelConfig(Section, frozen=True):

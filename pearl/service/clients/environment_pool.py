@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from pearl.runtime.rpc_server import PeerGoneError, QueueFullError, RemoteError, RpcServer
+from pearl.runtime.errors import PeerGoneError, QueueFullError, RemoteError
+from pearl.runtime.rpc_server import RpcServer
 from pearl.runtime.supervisor import RestartLimit
 from pearl.runtime.token_store import TokenStore
 from pearl.service.loop.inbox import EnvironmentResult, Inbox
@@ -112,6 +113,12 @@ class EnvironmentPool:
         request = messages.Demonstrate(self._config.run.seed, first, count)
         reply: messages.DemonstrateReply = await self._ask_any(request, messages.DemonstrateReply)
         return reply.demonstrations
+
+    async def decode(self, parts: tuple[bytes, ...]) -> tuple[str, ...] | None:
+        """Turn ids into text for people; None when the environment cannot."""
+        request = messages.DecodeTokens(parts)
+        reply: messages.DecodeTokensReply = await self._ask_any(request, messages.DecodeTokensReply)
+        return reply.texts
 
     async def _ask_any(self, request: Any, reply_type: type[Any]) -> Any:
         """Any worker can answer it; when one dies over it another is asked. RemoteError when it is refused."""
