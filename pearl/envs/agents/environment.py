@@ -16,6 +16,7 @@ from pearl.envs.agents.errors import TruncatedError
 from pearl.envs.agents.exchange import AgentCounters, Exchange, Prompt, Truncation
 from pearl.envs.agents.gateway import Gateway
 from pearl.envs.agents.tasks import TaskSets
+from pearl.envs.own_reward import Transcript
 from pearl.envs.protocol import EnvironmentSpec, EpisodeLimits, InfrastructureError, Observation, Split
 from pearl.envs.text.environment import spec_of
 from pearl.envs.text.options import ProvenChat
@@ -146,6 +147,9 @@ class AgentEpisode:
         if self._agent is not None:
             self._agent.cancel()
             await asyncio.wait({self._agent})
+
+    def transcript(self) -> Transcript:
+        return Transcript(self._task, self._exchange.messages())
 
 
 async def _contained(agent: Agent, task: Any, exchange: Exchange) -> Outcome:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from pearl.envs.own_reward import Transcript
 from pearl.envs.protocol import EnvironmentSpec, EpisodeLimits, Observation, Split
 from pearl.envs.text.base import TextEnvironment, TextEpisode
 from pearl.envs.text.conversation import Conversation
@@ -99,6 +100,9 @@ class RenderedEpisode:
 
     async def close(self) -> None:
         await self._episode.close()
+
+    def transcript(self) -> Transcript:
+        return Transcript(self._episode, list(self._conversation.messages))
 
 
 def spec_of(
