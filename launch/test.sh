@@ -2,6 +2,7 @@
 # All checks: style, types, import contracts, tests.
 #
 # Needs:    2 CPU cores, 8 GB of memory, Python 3.11 or newer. No GPU (tests that need one are skipped without).
+#           Installs Debian's bubblewrap, for the sandboxes' tests, when run by root where apt is.
 # Takes:    about 10 minutes; the first time 4 more for the installation into .venv, SGLang's beside it.
 # You see:  one heading a check, the slowest tests, and pytest's count at the end. Exit code 0: all is well.
 #
@@ -20,6 +21,14 @@ make_venv dev
 export OMP_NUM_THREADS=1 PATH="$PWD/.venv/bin:$PATH" PEARL_SGLANG_PYTHON="$PWD/.venv/sglang/bin/python"
 
 heading() { printf '\n== %s (%d s) ==\n' "$1" "$SECONDS"; }
+install_bubblewrap() {
+    if ! command -v bwrap >/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        echo "Installing bubblewrap"
+        timeout 120 apt-get update -qq && timeout 120 apt-get install -y -qq bubblewrap >/dev/null || true
+    fi
+    command -v bwrap >/dev/null || echo "warning: bubblewrap is missing: its sandbox tests will be skipped" >&2
+}
+install_bubblewrap
 # Meanwhile: it waits for downloads and disks more than it computes.
 bash launch/install-sglang-cpu.sh .venv/sglang .venv >.venv/sglang.log 2>&1 &
 installer=$!

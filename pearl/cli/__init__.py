@@ -24,14 +24,19 @@ usage: pearl COMMAND ...
   agent --coordinator ADDRESS  this host's GPUs join a run, until they are taken away
   decide --profile F --workers N
                                the allocation of N workers, with all predicted makespans
+  check-env ENV|CONFIG         is an environment fit to be trained on? plays it without a model
   simulate CONFIG --policy P[,P...]
                                policies side by side, on a virtual clock
   trace inspect F              what a trace of preemptible GPUs would play
   replay RUN_DIR               check a run's journal against a fresh core
+  show RUN_DIR [TRAJECTORY]    trajectories as text: a list, one of them, two side by side
   report RUN_DIR               one static HTML page about a run
 
 pearl COMMAND --help says more."""
 
+MAX_TRAJECTORY = (1 << 63) - 1
+SHOWN_CHARACTERS = 2000
+"""Of one part of a trajectory, unless all of it is asked for."""
 OF_A_PATH = (errno.EACCES, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EROFS)
 """What is wrong with a file or directory that a person named."""
 
@@ -301,6 +306,116 @@ def _replay(words: Sequence[str]) -> int:
     return 0
 
 
+def _show(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="pearl show", description="The trajectories of a run as text: a list, or one of them."
+    )
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    parser.add_argument("trajectory", type=whole(0, MAX_TRAJECTORY), nargs="?", metavar="TRAJECTORY")
+    parser.add_argument(
+        "--beside",
+        type=whole(0, MAX_TRAJECTORY),
+        nargs="?",
+        const=-1,
+        metavar="N",
+        help="with another one beside it (default: the sibling whose reward differs most)",
+    )
+    parser.add_argument("--step", type=whole(0, MAX_TRAJECTORY), metavar="N", help="list those of this step")
+    parser.add_argument(
+        "--reward", metavar="LOW..HIGH", help="list those with such a reward, e.g. 0..0.5 or ..0"
+    )
+    parser.add_argument("--outcome", metavar="NAME", help="list those that ended so; or masked")
+    parser.add_argument(
+        "--prompt", type=whole(0, MAX_TRAJECTORY), metavar="N", help="list those of this prompt"
+    )
+    parser.add_argument(
+        "--limit", type=whole(1, 1_000_000), default=40, metavar="N", help="the newest N (default: 40)"
+    )
+    parser.add_argument("--full", action="store_true", help="long texts whole")
+    parser.add_argument("--ids", action="store_true", help="token ids as numbers, nothing is decoded")
+    options = parser.parse_args(words)
+    run_dir = _existing_run(options.run_dir)
+    from pearl.cli import show
+
+    if options.beside is not None and options.trajectory is None:
+        raise ConfigError("--beside: name the TRAJECTORY that it is put beside")
+    filters = show.Filters(options.step, _reward_range(options.reward), options.outcome, options.prompt)
+    if options.trajectory is not None and any(given is not None for given in filters):
+        raise ConfigError("--step, --reward, --outcome and --prompt filter the list; leave TRAJECTORY away")
+    return show.show(
+        show.Request(
+            run_dir=run_dir,
+            trajectory=options.trajectory,
+            beside=options.beside,
+            filters=filters,
+            limit=options.limit,
+            characters=0 if options.full else SHOWN_CHARACTERS,
+            as_ids=options.ids,
+        )
+    )
+
+
+def _check_env(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="pearl check-env",
+        usage="pearl check-env ENV|CONFIG [key=value ...] [--tasks N] [--pass-mark R] [--limit S] [--json]",
+        description="Whether an environment is fit to be trained on. Exit code 1: it is not; 2: it cannot be loaded.",
+    )
+    parser.add_argument(
+        "words",
+        nargs="+",
+        metavar="ENV|CONFIG, key=value",
+        help="an environment's name or a job's TOML; options of the environment, or section.key=value",
+    )
+    parser.add_argument(
+        "--tasks", type=whole(1, 100_000), default=3, metavar="N", help="of each split (default: 3)"
+    )
+    parser.add_argument(
+        "--pass-mark",
+        type=number(-1e9, 1e9, "reward"),
+        default=0.5,
+        metavar="R",
+        help="a reference solution reaches it, an agent that says nothing does not (default: 0.5)",
+    )
+    parser.add_argument(
+        "--limit",
+        type=number(1, 86_400, "seconds"),
+        default=600.0,
+        metavar="S",
+        help="seconds (default: 600)",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    options = parser.parse_intermixed_args(words)
+    names = [word for word in options.words if "=" not in word]
+    if len(names) != 1:
+        raise ConfigError(f"one ENV or CONFIG, please, not {len(names)}: {', '.join(names) or 'none'}")
+    from pearl.cli.check_env import Request, check_env
+
+    return check_env(
+        Request(
+            name=names[0],
+            overrides=[word for word in options.words if "=" in word],
+            num_tasks=options.tasks,
+            pass_mark=options.pass_mark,
+            limit_s=options.limit,
+            as_json=options.json,
+        )
+    )
+
+
+def _reward_range(text: str | None) -> tuple[float, float] | None:
+    if text is None:
+        return None
+    low, dots, high = text.partition("..")
+    try:
+        bounds = (float(low or "-inf"), float((high if dots else low) or "inf"))
+    except ValueError:
+        bounds = (1.0, 0.0)
+    if not bounds[0] <= bounds[1]:
+        raise ConfigError(f"--reward {text}: give a range LOW..HIGH, for example 0..0.5, ..0 or 1")
+    return bounds
+
+
 def _report(words: Sequence[str]) -> int:
     run_dir = _run_dir_argument(
         "pearl report", "Write RUN_DIR/report.html, which needs no network to look at.", words
@@ -314,7 +429,10 @@ def _report(words: Sequence[str]) -> int:
 def _run_dir_argument(program: str, description: str, words: Sequence[str]) -> Path:
     parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
-    run_dir: Path = parser.parse_args(words).run_dir
+    return _existing_run(parser.parse_args(words).run_dir)
+
+
+def _existing_run(run_dir: Path) -> Path:
     if not (run_dir / "config.toml").is_file():
         raise ConfigError(f"{run_dir}: is no run directory (it has no config.toml)")
     return run_dir
@@ -352,5 +470,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "simulate": _simulate,
     "trace": _trace,
     "replay": _replay,
+    "show": _show,
+    "check-env": _check_env,
     "report": _report,
 }

@@ -22,8 +22,9 @@ from pearl.types.messages.control import AgentReport
 MAX_LIFETIME_S = 365 * 86_400.0
 SECONDS = number(0, MAX_LIFETIME_S, "seconds")
 DESCRIPTION = """\
-Have this host's GPUs join a run as preemptible ones. It needs the model at the same path as the coordinator's host has
-it (the built-in one needs nothing); all other settings come from the coordinator.
+Have this host's GPUs join a run: as preemptible ones, or as reserved ones that the job awaits (--pool rollout) and
+whose loss is a failure. It needs the model at the same path as the coordinator's host has it (the built-in one needs
+nothing); all other settings come from the coordinator.
 
 SIGTERM, SIGINT (Ctrl-C), SIGUSR1 and SIGHUP mean that the host is taken away: the run is told, what it computes here is
 interrupted and goes on elsewhere, and the agent leaves when the GPUs are given back or the grace is over. A second
@@ -54,6 +55,12 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     defaults = RuntimeConfig()
     add = parser.add_argument
     add("--coordinator", required=True, metavar="ADDRESS", help="HOST:PORT; pearl run says it when it starts")
+    add(
+        "--pool",
+        choices=("spot", "rollout", "training"),
+        default="spot",
+        help="spot: comes and goes; rollout: one of rollout.reserved_gpus' hosts (default: spot)",
+    )
     add("--run-id", default="", metavar="ID", help="join this run only (default: whichever is there)")
     add("--host", metavar="NAME", help="of this host in GPU ids (default: its host name)")
     add(
@@ -115,7 +122,12 @@ def _report(options: argparse.Namespace) -> AgentReport:
     host = options.host if options.host is not None else socket.gethostname()
     if not host or "/" in host or host == LOCAL_HOST:
         raise ConfigError(f'--host "{host}": cannot be the name of a host that joins; choose another one')
-    report = make_report(host, options.virtual_gpus, VIRTUAL_GPU_BYTES, preemptible=True)
+    if options.pool == "training":
+        raise ConfigError(
+            "--pool training: a training world over several hosts is not built yet; it runs on the coordinator's host. "
+            "Use --pool rollout or spot"
+        )
+    report = make_report(host, options.virtual_gpus, VIRTUAL_GPU_BYTES, pool=options.pool)
     if not report.gpus:
         raise ConfigError(
             "this host has no GPU to offer; --virtual-gpus N offers stand-ins that run on the CPU"

@@ -22,3 +22,18 @@ def probe(
         timeout=limit_s,
         env={**os.environ, parent_death.PARENT_VARIABLE: str(os.getpid())},
     )
+
+
+def run_attached(module: str, arguments: Sequence[str], *, limit_s: float, question: bytes) -> int:
+    """Run a module of ours to its end, its output to this process's own; its exit code.
+
+    Raises:
+        TimeoutExpired: that was not within ``limit_s``; it is ended.
+    """
+    return subprocess.run(
+        [sys.executable, "-m", KEEPER, module, *arguments],
+        input=question,
+        check=False,
+        timeout=limit_s,
+        env={**os.environ, parent_death.PARENT_VARIABLE: str(os.getpid())},
+    ).returncode

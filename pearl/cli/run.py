@@ -130,11 +130,31 @@ def would_start(config: Config, run_dir: Path, resume: bool) -> str:
         "  1 coordinator and 1 node agent on this host",
         f"  training: {training.num_ranks} rank(s), model {config.model.path}, device {config.model.device}",
         f"  rollout: {rollout.num_workers} worker(s), engine {rollout.engine}, router {rollout.router}",
+        *placement(config),
         f"  environment: {environment.num_workers} worker(s), {environment.name}",
         f"  {config.run.num_steps} steps of {prompts} prompts x {config.data.group_size} trajectories,"
         f" staleness at most {rollout.staleness_bound}",
     ]
     return "\n" + "\n".join(f"# {line}" for line in lines)
+
+
+def placement(config: Config) -> list[str]:
+    """Return a line for each pool of GPUs: which host gives how many, and what runs there."""
+    rollout, elastic = config.rollout, config.elastic
+    own_gpus = rollout.num_workers * rollout.gpus_per_worker - rollout.reserved_gpus
+    own = f"    this host: {config.training.num_ranks} GPU(s) for training, {own_gpus} for rollout"
+    lines = [
+        "  placement:",
+        own + (f", {elastic.preemptible_gpus} that come and go" if elastic.inter else ""),
+    ]
+    if rollout.reserved_gpus:
+        lines.append(
+            f"    reserved hosts (pearl agent --pool rollout): {rollout.reserved_gpus} GPU(s) for "
+            f"{rollout.reserved_gpus // rollout.gpus_per_worker} worker(s), awaited for "
+            f"{config.runtime.reserved_timeout_s:g} s"
+        )
+    spot = "as many as join" if elastic.inter else "none (elastic.inter = false)"
+    return [*lines, f"    spot hosts (pearl agent --pool spot): {spot}"]
 
 
 def _fresh(request: Request) -> tuple[Config, Path]:

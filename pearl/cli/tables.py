@@ -27,6 +27,7 @@ WIDE_COLUMNS = (Column("host", folds=True), Column("pid", is_number=True))
 WIDE = 100
 GPU_COLUMNS = (
     Column("GPU", folds=True),
+    Column("pool"),
     Column("zone"),
     Column("present"),
     Column("holder"),
@@ -108,6 +109,7 @@ def _gpu_table(gpus: Iterable[Status], width: int) -> Group:
             reclaiming = gpu.get("reclaim_seconds_left", True)
         cells = (
             _cell(gpu.get("gpu")),
+            _cell(gpu.get("pool")),
             _cell(gpu.get("zone")),
             "-" if present is None else "yes" if present else "no",
             _holder(gpu),

@@ -15,7 +15,7 @@ from pearl.types import tcp_address
 from pearl.types.config import Config, TrainingConfig
 
 ADVANTAGES = ("group", "leave-one-out", "batch")
-BUILT_IN_ENVIRONMENTS = ("bugfix", "emulated", "harness")
+BUILT_IN_ENVIRONMENTS = ("bugfix", "emulated", "harness", "jsonl")
 ROUTERS = ("sticky", "least-loaded", "cache-aware")
 OWN_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 PROBE_LIMIT_S = 30.0
@@ -97,6 +97,17 @@ def _rollout(config: Config) -> Iterator[str]:
             f"rollout.kv_capacity_tokens: {rollout.kv_capacity_tokens} does not hold one trajectory of "
             f"rollout.max_context_tokens = {rollout.max_context_tokens} (whole pages of {rollout.page_tokens}): "
             f"at least {pages * rollout.page_tokens}"
+        )
+    num_gpus = rollout.num_workers * rollout.gpus_per_worker
+    if rollout.reserved_gpus > num_gpus:
+        yield (
+            f"rollout.reserved_gpus: {rollout.reserved_gpus} is more than the {num_gpus} GPUs of rollout.num_workers = "
+            f"{rollout.num_workers}; what is more may join as --pool spot"
+        )
+    if rollout.reserved_gpus % rollout.gpus_per_worker:
+        yield (
+            f"rollout.reserved_gpus: {rollout.reserved_gpus} is not a multiple of rollout.gpus_per_worker = "
+            f"{rollout.gpus_per_worker}: a worker never spans hosts"
         )
     if rollout.trajectory_deadline_s < rollout.turn_deadline_s:
         yield (

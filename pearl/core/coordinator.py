@@ -28,6 +28,7 @@ from pearl.types.config import Config
 from pearl.types.core_context import CoreContext
 from pearl.types.events import AnyEvent
 from pearl.types.exit_codes import EXIT_FAILURE
+from pearl.types.gpu_table import AWAITED_HOST, POOLS
 from pearl.types.profile import Profile
 from pearl.types.reports import ComparisonReport, EvaluationReport, NoteReport
 from pearl.types.worker_table import WorkerRow
@@ -139,7 +140,7 @@ class Coordinator:
             case events.Started():
                 self._on_started(event, now)
             case events.Resumed():
-                self._on_resumed(now)
+                self._on_resumed(event, now)
             case events.StopRequested():
                 self._finish(now, f"stopped by signal {event.signal}", 128 + event.signal)
             case _:
@@ -212,9 +213,10 @@ class Coordinator:
         available = event.num_evaluation_tasks
         state.num_evaluation_tasks = min(wanted, available) if available else wanted
         self._begin_evaluation(0)
+        self._elastic.reserved.bind(event.reserved)
         self._elastic.start(now)
 
-    def _on_resumed(self, now: float) -> None:
+    def _on_resumed(self, event: events.Resumed, now: float) -> None:
         """Every process of the former life is gone: all that was awaited will never come."""
         state = self._state
         assert state.phase in ("running", "stopped"), f"a run that is {state.phase} cannot be resumed"
@@ -228,6 +230,7 @@ class Coordinator:
         if state.trainer.status != "gone":
             self._training.on_lost(events.TrainerLost(state.trainer.incarnation, "the run was resumed"), now)
         state.trainer.losses.clear()
+        self._elastic.reserved.bind(event.reserved)
         self._elastic.start(now)
 
     def _on_worker_lost(self, event: events.WorkerLost, now: float) -> None:
@@ -415,6 +418,12 @@ class Coordinator:
     def status(self) -> dict[str, object]:
         """Return what ``pearl status --json`` prints."""
         return summary.status(self._state, self._now)
+
+    def host_pools(self) -> dict[str, str]:
+        """Return the pool of each other host that has ever taken part in the run."""
+        rows = self._state.elastic.gpu_table.rows.values()
+        own = {row.host for row in rows if row.zone == "training"} | {AWAITED_HOST}
+        return {row.host: POOLS[row.zone] for row in rows if row.host not in own}
 
     def profile(self) -> Profile | None:
         """Return what the run has measured of its workload and platform; None until there is enough."""

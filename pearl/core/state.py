@@ -11,7 +11,7 @@ from pearl.core.pipeline.rollout import RolloutState
 from pearl.core.pipeline.training import Published
 from pearl.types.config import Config
 from pearl.types.counters import Counters
-from pearl.types.gpu_table import GpuTable, GpuZone
+from pearl.types.gpu_table import AWAITED_HOST, GpuTable, GpuZone
 from pearl.types.ids import GpuId
 from pearl.types.lineage import Lineages
 from pearl.types.trainer_state import TrainerState
@@ -50,10 +50,12 @@ def fresh_state(config: Config) -> CoreState:
 
 
 def fresh_table(config: Config) -> tuple[WorkerTable, GpuTable]:
-    """The coordinator's own host: training GPUs first, then the dedicated workers', then those that may arrive."""
+    """The coordinator's own host: training GPUs first, then the dedicated workers', then those that may arrive. The
+    last dedicated workers are those of reserved hosts, whose GPUs are not known yet."""
     table, gpu_table = WorkerTable(), GpuTable()
     size, num_ranks = config.rollout.gpus_per_worker, config.training.num_ranks
-    dedicated = num_ranks + config.rollout.num_workers * size
+    reserved = config.rollout.reserved_gpus
+    dedicated = num_ranks + config.rollout.num_workers * size - reserved
     gpus = [GpuId(f"local/{index}") for index in range(dedicated + config.elastic.preemptible_gpus)]
     for index, gpu in enumerate(gpus):
         zone: GpuZone = (
@@ -62,6 +64,11 @@ def fresh_table(config: Config) -> tuple[WorkerTable, GpuTable]:
         gpu_table.add(gpu, zone, present=index < dedicated)
     for first in range(num_ranks, dedicated, size):
         table.add(tuple(gpus[first : first + size]))
+    awaited = [GpuId(f"{AWAITED_HOST}/{index}") for index in range(reserved)]
+    for gpu in awaited:
+        gpu_table.add(gpu, "dedicated", present=False)
+    for first in range(0, reserved, size):
+        table.add(tuple(awaited[first : first + size]))
     if config.elastic.borrow != "never":
         for first in range(0, num_ranks - size + 1, size):
             table.add(tuple(gpus[first : first + size]), "overlap")

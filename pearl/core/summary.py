@@ -5,7 +5,7 @@ import msgspec
 from pearl.core.pipeline.training import Training
 from pearl.core.state import CoreState
 from pearl.types.config import Config
-from pearl.types.gpu_table import TRAINING, GpuRow
+from pearl.types.gpu_table import POOLS, TRAINING, GpuRow
 from pearl.types.worker_table import WorkerRow
 
 Summary = dict[str, int | float | str | bool | list[list[int]] | None]
@@ -60,6 +60,8 @@ def _gpu_status(row: GpuRow, now: float) -> dict[str, object]:
     holder = "training" if row.holder == TRAINING else None if row.holder is None else f"slot {row.holder}"
     return {
         "gpu": row.gpu,
+        "host": row.host,
+        "pool": POOLS[row.zone],
         "zone": row.zone,
         "present": row.present,
         "holder": holder,

@@ -45,7 +45,9 @@ class EnvironmentSpec(msgspec.Struct, frozen=True):
 
 
 class Environment(Protocol):
-    """``demonstrations`` may be left away; then ``warm_start.num_steps`` must be 0."""
+    """``demonstrations`` may be left away; then ``warm_start.num_steps`` must be 0. Optional, beside these methods:
+    ``decode(ids) -> str``, the text of ids for people, and ``solve(split, task) -> list[list[int]]``, the actions of a
+    reference solution turn by turn, by which ``pearl check-env`` knows that the task can be solved."""
 
     def describe(self) -> EnvironmentSpec: ...
 

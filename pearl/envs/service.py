@@ -6,6 +6,7 @@ from typing import assert_never
 
 import msgspec
 
+from pearl.envs.decoding import decode_parts, unpacked
 from pearl.envs.episodes import MAX_OPEN_EPISODES, Episodes
 from pearl.envs.own_reward import Reward
 from pearl.envs.protocol import Environment, EpisodeLimits, LimitedEnvironment, ServingEnvironment
@@ -15,6 +16,8 @@ from pearl.types.config import Config
 from pearl.types.messages.control import Heartbeat
 from pearl.types.messages.environment import (
     CloseEpisode,
+    DecodeTokens,
+    DecodeTokensReply,
     Demonstrate,
     DemonstrateReply,
     Describe,
@@ -25,7 +28,7 @@ from pearl.types.messages.environment import (
 
 log = logging.getLogger(__name__)
 
-Message = OpenEpisode | StepEpisode | CloseEpisode | Demonstrate | Describe
+Message = OpenEpisode | StepEpisode | CloseEpisode | Demonstrate | Describe | DecodeTokens
 """What an environment worker gets; all are asked except CloseEpisode, which is told."""
 
 
@@ -88,6 +91,8 @@ class EnvironmentService:
                 return await self._demonstrate(message)
             case Describe():
                 return self._describe()
+            case DecodeTokens():
+                return await self._decode(message)
             case _:
                 assert_never(message)
 
@@ -101,6 +106,12 @@ class EnvironmentService:
             num_evaluation_tasks=spec.num_evaluation_tasks,
             can_restore=spec.can_restore,
         )
+
+    async def _decode(self, request: DecodeTokens) -> DecodeTokensReply:
+        async def make() -> tuple[str, ...] | None:
+            return decode_parts(self._environment, [unpacked(part) for part in request.parts])
+
+        return DecodeTokensReply(await self._thread.call(make, self._config.runtime.start_timeout_s))
 
     async def _demonstrate(self, request: Demonstrate) -> DemonstrateReply:
         async def make() -> list[tuple[list[int], list[float]]]:

@@ -40,6 +40,9 @@ svg .line { fill: none; stroke-width: 2; }
 .wide { display: block; width: 100%; }
 .mark { overflow: visible; stroke-width: 2; }
 pre { overflow-x: auto; font-size: 13px; }
+.sample { border: 0; border-top: 1px solid #eceef1; margin: 0; padding: 6px 0; }
+.sample pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 4px 0; }
+.sample .generated { background: #eef6ee; }
 """
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from html import escape
 from pathlib import Path
 
-from pearl.report import elasticity, figures, timeline_events
+from pearl.report import elasticity, figures, samples, timeline_events
 from pearl.report.page import page, section, table, tile
 from pearl.report.run_data import Line, RunData, read_run
 
@@ -43,6 +43,7 @@ def render(run: RunData) -> str:
     body += section(
         "How the trajectories ended", table(("outcome", "trajectories"), outcomes(run.trajectories))
     )
+    body += section("Samples (samples.jsonl)", samples.listing(run.samples))
     body += section("Counters (summary.json)", table(("counter", "value"), _counters(run.summary)))
     body += section("Settings (config.toml)", f"<pre>{escape(run.config)}</pre>")
     return page(f"PEARL run {run.name}", body)

@@ -29,6 +29,7 @@ class RunData(NamedTuple):
     config: str
     end_s: float
     torn_lines: int
+    samples: list[Line]  # trajectories that were kept as text, the newest ones last
 
 
 def read_run(run_dir: Path) -> RunData:
@@ -51,7 +52,19 @@ def read_run(run_dir: Path) -> RunData:
         config=_read_text(run_dir / "config.toml"),
         end_s=max((line["time_s"] for line in metrics), default=0.0),
         torn_lines=torn_metrics + torn_trajectories,
+        samples=list(read_samples(run_dir).values()),
     )
+
+
+def read_samples(run_dir: Path) -> dict[int, Line]:
+    """The trajectories that the run kept as text, by number; of one that is there twice the later one."""
+    found: dict[int, Line] = {}
+    for name in ("samples.older.jsonl", "samples.jsonl"):
+        for line in read_lines(run_dir / name)[0]:
+            if isinstance(line.get("trajectory"), int):
+                found.pop(line["trajectory"], None)
+                found[line["trajectory"]] = line
+    return found
 
 
 def read_lines(path: Path) -> tuple[list[Line], int]:

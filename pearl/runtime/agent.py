@@ -21,7 +21,7 @@ from pearl.runtime.signals import watch_signals
 from pearl.runtime.subreaper import adopt_orphans
 from pearl.runtime.worker_process import log_to_stderr, make_client, make_parser
 from pearl.types.config import RuntimeConfig
-from pearl.types.messages.control import AgentReport, ControlMessage, Hello
+from pearl.types.messages.control import AgentReport, ControlMessage, Hello, HostPool
 
 VIRTUAL_GPU_BYTES = 1 << 30
 
@@ -56,6 +56,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--lease-s", type=float, default=defaults.lease_s)
     parser.add_argument("--queue-messages", type=int, default=defaults.queue_messages)
     parser.add_argument("--max-frame-bytes", type=int, default=defaults.max_frame_bytes)
+    parser.add_argument("--prepare", action="store_true", help="import what torch workers need at once")
     return parser.parse_args(arguments)
 
 
@@ -70,7 +71,7 @@ def join(terms: JoinOptions, report: AgentReport) -> str:
 
 
 def make_report(
-    host: str, num_virtual_gpus: int | None, virtual_gpu_bytes: int, *, preemptible: bool = False
+    host: str, num_virtual_gpus: int | None, virtual_gpu_bytes: int, *, pool: HostPool = "local"
 ) -> AgentReport:
     """Return what this host offers: its GPUs, or virtual ones. ValueError when CUDA_VISIBLE_DEVICES makes no sense
     here."""
@@ -78,11 +79,11 @@ def make_report(
         offered = gpus.virtual_gpus(host, num_virtual_gpus, virtual_gpu_bytes)
     else:
         offered = gpus.physical_gpus(host, os.environ.get(gpus.VISIBLE_VARIABLE))
-    return AgentReport(host, offered, psutil.virtual_memory().total, preemptible)
+    return AgentReport(host, offered, psutil.virtual_memory().total, pool)
 
 
 async def serve(options: argparse.Namespace, report: AgentReport) -> str:
-    agent = NodeAgent(report, options.lease_s, adopts_orphans=adopt_orphans())
+    agent = NodeAgent(report, options.lease_s, adopts_orphans=adopt_orphans(), prepares=options.prepare)
     watch_signals(agent.leave)
     hello = Hello(
         "agent",

@@ -16,6 +16,7 @@ import msgspec
 from pearl.runtime.errors import PeerGoneError, RefusedError, RemoteError
 from pearl.runtime.installation import model_digest
 from pearl.runtime.orphans import Orphans
+from pearl.runtime.prepared_process import PreparedProcess
 from pearl.runtime.process_group import ProcessGroup
 from pearl.types.messages.control import (
     COORDINATOR_PLACEHOLDER,
@@ -82,9 +83,10 @@ class NodeAgent:
     """Serves one coordinator until it leaves; not to be run twice.
 
     Args:
-        report: a preemptible host asks to be taken in; the coordinator's own just tells what it has.
+        report: a host that joins asks to be taken in; the coordinator's own just tells what it has.
         choose_logs: where groups log whose log directory is not to be had on this host; gets it, returns the other.
         adopts_orphans: all descendants of this process are its own, as ``subreaper.adopt_orphans`` says.
+        prepares: starts the prepared process at once, not with the first group that may be forked from it.
     """
 
     def __init__(
@@ -94,11 +96,15 @@ class NodeAgent:
         choose_logs: Callable[[Path, str], Path] | None = None,
         *,
         adopts_orphans: bool = False,
+        prepares: bool = False,
     ) -> None:
         self._report = report
         self._lease_s = lease_s
         self._choose_logs = choose_logs
-        self._orphans = Orphans(adopts_orphans)
+        self._prepared = PreparedProcess()
+        if prepares:
+            self._prepared.want()
+        self._orphans = Orphans(adopts_orphans, lambda: self._prepared.pid)
         self._groups: dict[str, ProcessGroup] = {}
         self._num_handled = 0
         self._leaving = asyncio.Event()
@@ -109,7 +115,7 @@ class NodeAgent:
         self._watchers = asyncio.TaskGroup()
         self._connection: Connection | None = None
         self.cause: Cause = "asked"
-        self.has_joined = False  # as a preemptible host: it was taken in
+        self.has_joined = False  # as a host that joins: it was taken in
 
     async def run(self, connection: Connection) -> str:
         """Serve until there is a reason to leave, and return it; every group is gone by then."""
@@ -117,12 +123,14 @@ class NodeAgent:
         try:
             async with asyncio.TaskGroup() as tasks:
                 serving = tasks.create_task(self._serve(connection), name="serve")
+                preparing = tasks.create_task(self._keep_prepared(connection), name="prepared process")
                 async with self._watchers:  # left when the coordinator has been told of every end
                     await self._leaving.wait()
                     await self._end_groups()
-                if self._report.preemptible and connection.has_joined:
+                if self._report.pool != "local" and connection.has_joined:
                     await self._notify(Leaving(self._reason))
                 serving.cancel()
+                preparing.cancel()
         finally:
             # Only a bug leaves any here: the groups must not outlive the tasks that started them.
             for group in list(self._groups.values()):
@@ -151,6 +159,11 @@ class NodeAgent:
 
     def heartbeat(self) -> Heartbeat:
         return Heartbeat(progress=self._num_handled)
+
+    async def _keep_prepared(self, connection: Connection) -> None:
+        await connection.wait_joined()
+        if connection.has_joined:
+            await self._prepared.keep(connection.run_id)
 
     # leaving
 
@@ -204,7 +217,7 @@ class NodeAgent:
                 self.leave(str(error), "refused")
 
     async def _introduce(self, connection: Connection) -> None:
-        if not self._report.preemptible:
+        if self._report.pool == "local":
             await self._notify(self._report)
             return
         try:
@@ -238,7 +251,7 @@ class NodeAgent:
             raise ValueError(f"group {wanted.group} runs here already")
         assert self._connection is not None
         spec = self._localized(wanted, self._connection)
-        group = ProcessGroup(spec, self._connection.run_id)
+        group = ProcessGroup(spec, self._connection.run_id, self._prepared)
         _write_files(group.directory, spec.files)
         self._groups[spec.group] = group
         try:

@@ -1,7 +1,7 @@
 """Ends what has outlived the process group it came from, below a process that adopts orphans."""
 
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
 import psutil
@@ -11,10 +11,12 @@ from pearl.runtime.process_group import ProcessGroup
 
 
 class Orphans:
-    """Of one process that starts groups. ``is_owner`` says that all its descendants are its own."""
+    """Of one process that starts groups. ``is_owner`` says that all its descendants are its own; ``spared`` returns the
+    pid of a child that belongs to no group and is none."""
 
-    def __init__(self, is_owner: bool) -> None:
+    def __init__(self, is_owner: bool, spared: Callable[[], int | None] = lambda: None) -> None:
         self._is_owner = is_owner
+        self._spared = spared
         self._stuck: set[int] = set()
         self.survivors: tuple[str, ...] = ()  # who did not end on SIGKILL, in words
 
@@ -29,9 +31,15 @@ class Orphans:
 
     def _find(self, groups: Collection[ProcessGroup]) -> list[int]:
         subreapers = {group.pid for group in groups}
+        spared = self._spared()
         found = []
         for child in psutil.Process().children():
-            if child.pid in subreapers or child.pid in self._stuck or _is_of(child.pid, groups):
+            if (
+                child.pid == spared
+                or child.pid in subreapers
+                or child.pid in self._stuck
+                or _is_of(child.pid, groups)
+            ):
                 continue
             if process_markers.is_living(child):
                 found.append(child.pid)

@@ -51,7 +51,7 @@ class PreemptibleAgent:
     """Runs once."""
 
     def __init__(self, terms: JoinOptions, report: AgentReport, *, adopts_orphans: bool = False) -> None:
-        assert report.preemptible
+        assert report.pool != "local"
         self._adopts_orphans = adopts_orphans
         self._terms = terms
         self._report = report

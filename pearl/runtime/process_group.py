@@ -18,10 +18,11 @@ from typing import BinaryIO
 import msgspec
 import psutil
 
-import pearl
 from pearl.runtime import failure_file, mmap_counter, parent_death, process_markers
 from pearl.runtime.failure_file import Failure
+from pearl.runtime.forked_child import ForkedChild
 from pearl.runtime.pidfd import wait_exited
+from pearl.runtime.prepared_process import PreparedProcess, common_environment
 from pearl.types.messages.control import StartGroup
 
 LOG_TAIL_BYTES = 4096  # enough for a Python traceback
@@ -44,7 +45,8 @@ class ProcessGroup:
     Rank r writes to ``log_directory/group/rank<r>.log`` (a plain process is rank 0), torchrun to ``launcher.log``.
     """
 
-    def __init__(self, spec: StartGroup, run_id: str) -> None:
+    def __init__(self, spec: StartGroup, run_id: str, prepared: PreparedProcess | None = None) -> None:
+        """``prepared`` starts the group where the spec allows it and it can."""
         if not _GROUP_NAME.fullmatch(spec.group):
             raise ValueError(
                 f"group name {spec.group!r}: use letters, digits, _ and -, in parts joined by dots"
@@ -58,7 +60,8 @@ class ProcessGroup:
             spec.environment.get(mmap_counter.ENVIRONMENT_KEY, self.directory / mmap_counter.DEFAULT_NAME)
         )
         self._failure_path = self.directory / failure_file.NAME
-        self._process: asyncio.subprocess.Process | None = None
+        self._prepared = prepared if spec.may_fork and spec.num_processes else None
+        self._process: asyncio.subprocess.Process | ForkedChild | None = None
         self._exit: Exit | None = None
         self._stop_reason = ""
         self._ending = asyncio.Lock()  # a stop() waits for the start, and a wait() lets it keep its grace
@@ -74,19 +77,34 @@ class ProcessGroup:
         async with self._ending:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._failure_path.unlink(missing_ok=True)
-            name = "launcher.log" if self.spec.num_processes else "rank0.log"
-            with _open_log(self.directory / name) as output:
-                self._process = await asyncio.create_subprocess_exec(
-                    *command_line(self.spec, self.directory),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    env=group_environment(
-                        self.spec, self.run_id, os.environ, self._counter_path, self._failure_path
-                    ),
-                    start_new_session=True,  # a terminal's Ctrl-C is for the coordinator, which ends the groups
-                )
-        return self._process.pid
+            log = self.directory / ("launcher.log" if self.spec.num_processes else "rank0.log")
+            environment = group_environment(
+                self.spec, self.run_id, os.environ, self._counter_path, self._failure_path
+            )
+            process = await self._fork(environment, log) or await self._execute(environment, log)
+            self._process = process
+        return process.pid
+
+    async def _fork(self, environment: dict[str, str], log: Path) -> ForkedChild | None:
+        if self._prepared is None:
+            return None
+        words = forking_command_line(self.spec, self.directory)
+        child = await self._prepared.fork(self.spec.group, words, environment, log)
+        if child is None:
+            # One that was forked without an answer is nobody's.
+            await process_markers.kill_marked(self.run_id, self.spec.group)
+        return child
+
+    async def _execute(self, environment: dict[str, str], log: Path) -> asyncio.subprocess.Process:
+        with _open_log(log) as output:
+            return await asyncio.create_subprocess_exec(
+                *command_line(self.spec, self.directory),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,  # a terminal's Ctrl-C is for the coordinator, which ends the groups
+            )
 
     async def wait(self) -> Exit:
         """Wait until the launcher has exited; then nothing of the group is left. Any number of tasks may wait."""
@@ -163,8 +181,16 @@ def command_line(spec: StartGroup, directory: Path) -> list[str]:
     spawn = [sys.executable, "-u", "-m", "pearl.runtime.subreaper"]
     if spec.num_processes == 0:
         return [*spawn, spec.module, *spec.arguments]
-    torchrun = [
-        "torch.distributed.run",
+    return [*spawn, "torch.distributed.run", *_torchrun_arguments(spec, directory)]
+
+
+def forking_command_line(spec: StartGroup, directory: Path) -> list[str]:
+    """Return the arguments of the subreaper of a group that a prepared process forks."""
+    return ["pearl.workers.forking_launcher", *_torchrun_arguments(spec, directory)]
+
+
+def _torchrun_arguments(spec: StartGroup, directory: Path) -> list[str]:
+    return [
         "--standalone",  # the rendezvous store binds port 0 and the ranks use that same store: no port is guessed
         "--local-addr=127.0.0.1",  # the host's own name need not resolve
         f"--nproc-per-node={spec.num_processes}",
@@ -174,7 +200,6 @@ def command_line(spec: StartGroup, directory: Path) -> list[str]:
         "pearl.runtime.child_entrypoint",
         *(_literal(word) for word in ("--log-directory", str(directory), spec.module, *spec.arguments)),
     ]
-    return [*spawn, *torchrun]
 
 
 def _literal(word: str) -> str:
@@ -186,23 +211,15 @@ def group_environment(
     spec: StartGroup, run_id: str, base: Mapping[str, str], counter_path: Path, failure_path: Path
 ) -> dict[str, str]:
     """Return the environment of the group's processes: ours, then what the coordinator sets, then the markers."""
-    environment = {"OMP_NUM_THREADS": "1", **base}
-    environment |= {
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # else a dead peer of one link ends the whole process
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0",  # else torchrun probes for a port that others may take
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the order of NVML, which our GPU ids follow
-        "SPT_NOENV": "1",  # setproctitle would overwrite the environment in which the markers are
+    files = {
         mmap_counter.ENVIRONMENT_KEY: str(counter_path),
         failure_file.ENVIRONMENT_KEY: str(failure_path),
-        **spec.environment,
+    }
+    return common_environment(base, files | spec.environment) | {
         process_markers.RUN_VARIABLE: run_id,
         process_markers.GROUP_VARIABLE: spec.group,
         parent_death.PARENT_VARIABLE: str(os.getpid()),
     }
-    package_root = str(Path(pearl.__file__).resolve().parent.parent)
-    paths = [package_root, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
-    environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
-    return environment
 
 
 def log_tail(directory: Path, limit_bytes: int = LOG_TAIL_BYTES) -> str:

@@ -5,7 +5,7 @@ all. A segment is deleted once it and all before it hold nothing of a live traje
 every ``forget`` on disk for at least as long as the tokens that it forgets.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import msgspec
@@ -205,8 +205,9 @@ class TokenStore:
             del self._live[oldest]
 
 
-def read_tokens(directory: Path) -> dict[int, TrajectoryTokens]:
-    """The tokens of every trajectory that the files still hold, finished ones included. Changes nothing on disk.
+def read_tokens(directory: Path, only: Collection[int] | None = None) -> dict[int, TrajectoryTokens]:
+    """Read the tokens of every trajectory that the files still hold, or of ``only`` these, finished ones included.
+    Changes nothing on disk.
 
     Finished trajectories go with their segment of 16 MB, the oldest first: of a long run only the newest are left.
 
@@ -219,8 +220,9 @@ def read_tokens(directory: Path) -> dict[int, TrajectoryTokens]:
         path = wal.segment_path(directory, number)
         for record in wal.read_segment(path, may_be_torn=number == numbers[-1]):
             for operation in _decode(record.payload):
-                if not isinstance(operation, _Forget):
-                    _apply_to(found, operation)
+                if isinstance(operation, _Forget) or (only is not None and operation.trajectory not in only):
+                    continue
+                _apply_to(found, operation)
     return {trajectory: tokens.view() for trajectory, tokens in found.items()}
 
 

@@ -222,7 +222,7 @@ class Service:
             self._config, self._run_id, files, self._console, initial_state, agent, self._trace
         )
         async with run_loop.make_server() as server:
-            if self._config.elastic.inter:
+            if self._config.elastic.inter or self._config.rollout.reserved_gpus:
                 self._console.announce(how_to_join(server.address))
             entry = run_registry.register(self._run_dir, server.address, self._run_id, os.getpid())
             self._session = run_loop

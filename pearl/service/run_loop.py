@@ -40,6 +40,7 @@ from pearl.service.processes.process_manager import LOCAL_HOST, ProcessManager
 from pearl.service.processes.process_specs import ProcessSpecs
 from pearl.service.recovery import InitialState
 from pearl.service.run_files import RunFiles, strict_json
+from pearl.service.samples import SampleWriter
 from pearl.service.status_json import StatusJson
 from pearl.service.verification import checkpoint_damage
 from pearl.types import events
@@ -156,7 +157,9 @@ class RunLoop:
         liveness = LivenessMonitor(server, config.runtime, self._clock)
         specs = ProcessSpecs(config, self._files.run_dir, server.address, self._run_id)
         processes = ProcessManager(server, liveness, config.runtime.start_timeout_s)
-        hosts = RemoteHosts(config.elastic, server, liveness, specs, processes, inbox, say)
+        pools = self._initial_state.core.host_pools()
+        hosts = RemoteHosts(config, server, liveness, specs, processes, inbox, say, pools, self.fail)
+        stack.callback(hosts.close)
         tasks.spawn("receive", self._receive(server, processes, liveness, hosts))
         tasks.spawn("watch", liveness.run())
         await self._start_agent(server, tasks, liveness, specs, processes)
@@ -166,6 +169,10 @@ class RunLoop:
         described = await self._start_environments(environments, specs, tasks)
         specs.set_vocabulary(described.vocabulary_size)
 
+        try:
+            await hosts.wait_reserved()
+        except TimeoutError as error:
+            raise RunFailedError(str(error)) from None
         core, now = self._initial_state.core, self._initial_state.now
         clock = RunClock(self._clock, now)
         tokens = TokenIngest(store, described.vocabulary_size)
@@ -179,6 +186,9 @@ class RunLoop:
         worker_control = WorkerControl(
             config, server, inbox, workers.terminate, trainer.await_liveness_known, tasks.spawn
         )
+        samples = SampleWriter(
+            self._files.run_dir, config.run.num_samples, store, environments.decode, tasks.spawn
+        )
         executor = CommandExecutor(
             store,
             tokens,
@@ -190,6 +200,7 @@ class RunLoop:
             self._preempts,
             self._files,
             self._console,
+            samples,
         )
         ingest = EventIngest(
             store,
@@ -212,10 +223,12 @@ class RunLoop:
             tasks.spawn("trace", player.play())
         _freeze_gc(stack)
         self.is_driving = True
-        event_loop.handle([_started(described) if is_new else events.Resumed()])
+        reserved = hosts.begin()
+        event_loop.handle([_started(described, reserved) if is_new else events.Resumed(reserved)])
         if not is_new:
             executor.forget_the_rest()
         finish = await event_loop.run()
+        await samples.drain()
         self.lost += self._find_lost(finish, store, trainer)
         log.info("not taken from frames: %s; the server counted %s", tokens.dropped, server.counters)
         return finish
@@ -380,5 +393,7 @@ def _freeze_gc(stack: ExitStack) -> None:
     stack.callback(gc.unfreeze)
 
 
-def _started(described: DescribeReply) -> events.Started:
-    return events.Started(described.num_train_tasks, described.num_evaluation_tasks, described.can_restore)
+def _started(described: DescribeReply, reserved: tuple[GpuId, ...]) -> events.Started:
+    return events.Started(
+        described.num_train_tasks, described.num_evaluation_tasks, described.can_restore, reserved
+    )

@@ -100,5 +100,6 @@ class Preemption:
 def preemptible_gpus(config: Config) -> list[GpuId]:
     """Return the preemptible GPUs of the coordinator's own host, after those of training and of the dedicated
     workers."""
-    first = config.training.num_ranks + config.rollout.num_workers * config.rollout.gpus_per_worker
+    rollout = config.rollout
+    first = config.training.num_ranks + rollout.num_workers * rollout.gpus_per_worker - rollout.reserved_gpus
     return [GpuId(f"local/{first + i}") for i in range(config.elastic.preemptible_gpus)]

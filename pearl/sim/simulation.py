@@ -21,6 +21,7 @@ from pearl.types.command_handler import dispatch
 from pearl.types.commands import AnyCommand
 from pearl.types.config import Config
 from pearl.types.events import AnyEvent
+from pearl.types.ids import GpuId
 from pearl.types.reports import StepReport
 from pearl.types.trace import TraceEvent
 
@@ -59,12 +60,13 @@ class Simulation:
         )
         self.pool = RolloutPool(clock, hardware, self.environments, seed, post)
         self.training = TrainingWorld(clock, hardware, config.training.num_ranks, post)
+        self._reserved = tuple(GpuId(f"reserved/{index}") for index in range(config.rollout.reserved_gpus))
         self.preemption = Preemption(clock, config, trace, post)
 
     def run(self, horizon_s: float, on_progress: Callable[[float], None] | None = None) -> commands.Finish:
         """Run until the job is over or ``horizon_s`` has passed; a step that is cut off by the horizon is not
         counted."""
-        self._pending.append(events.Started(0, 0, False))
+        self._pending.append(events.Started(0, 0, False, self._reserved))
         self.preemption.begin()
         self._drain()
         clock, next_report_s = self.clock, 0.0

@@ -20,7 +20,7 @@ class Node:
         self.cluster = cluster
         self.host = host
         self.gpus = tuple(f"{host}/{index}" for index in range(num_gpus))
-        self.preemptible = True
+        self.pool: control.HostPool = "spot"
         self.groups: set[str] = set()
         self.specs: list[control.StartGroup] = []
         self.returned: list[str] = []
@@ -47,7 +47,7 @@ class Node:
     async def _introduce(self) -> None:
         gpus = tuple(control.Gpu(gpu, 1, True) for gpu in self.gpus)
         model = model_digest(self.cluster.config.model.path)
-        report = control.AgentReport(self.host, gpus, 1, self.preemptible, model)
+        report = control.AgentReport(self.host, gpus, 1, self.pool, model)
         try:
             await self.peer.call(report, deadline_s=10)
         except (RemoteError, PeerGoneError) as error:
@@ -131,6 +131,7 @@ class Cluster:
         self.address = ""
         self._launched = asyncio.Event()
         self._reported = asyncio.Event()
+        self.is_running = asyncio.Event()
         self._over = asyncio.Event()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._nodes: list[asyncio.Task[None]] = []
@@ -192,6 +193,7 @@ class Cluster:
         await self._launched.wait()
         async with asyncio.TaskGroup() as group:
             self._group = group
+            self.is_running.set()
             group.create_task(self._tell_report())
             admin = group.create_task(self.admin.run(), name="admin")
             await self.agent.run()
@@ -204,11 +206,20 @@ class Cluster:
     async def _tell_report(self) -> None:
         await self.agent.notify(control.AgentReport("here", (), 1 << 30))
 
-    def join(self, host: str, num_gpus: int, *, slot: int = 0, incarnation: int = 1) -> Node:
+    def join(
+        self,
+        host: str,
+        num_gpus: int,
+        *,
+        slot: int = 0,
+        incarnation: int = 1,
+        pool: control.HostPool = "spot",
+    ) -> Node:
         """Another host joins; agents are told apart by their slots."""
         assert self._group is not None
         self.num_nodes += 1
         node = self.nodes[host] = Node(self, host, num_gpus, slot or 100 + self.num_nodes, incarnation)
+        node.pool = pool
         node.task = self._group.create_task(node.run(), name=host)
         self._nodes.append(node.task)
         return node

@@ -15,7 +15,7 @@ from pearl.types import commands, events
 from pearl.types.commands import AnyCommand
 from pearl.types.config import Config
 from pearl.types.events import AnyEvent
-from pearl.types.ids import AttemptId, Incarnation, Slot, TrajectoryId
+from pearl.types.ids import AttemptId, GpuId, Incarnation, Slot, TrajectoryId
 from pearl.types.profile import IterationSums
 from pearl.types.reports import AnyReport, NoteReport
 from pearl.types.trajectory import FinishReason, TokenDelta, TrajectoryRecord, VersionRun
@@ -487,7 +487,7 @@ class World:
     def lose_environments(self) -> None:
         self.envs.clear()
 
-    def crash(self) -> None:
+    def crash(self, reserved: tuple[GpuId, ...] = ()) -> None:
         """kill -9 of the coordinator, then a resume: the core comes back from its snapshot, all else is gone."""
         snapshot = self.core.snapshot()
         self.queue.clear()
@@ -497,4 +497,4 @@ class World:
         self.trainer = None
         self.training_holds_memory = False
         self.core = Coordinator.restore(self.config, snapshot)
-        self.feed(events.Resumed())
+        self.feed(events.Resumed(reserved))

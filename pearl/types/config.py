@@ -30,6 +30,8 @@ class RunConfig(Section, frozen=True):
     run_root: str = "runs"  # new run directories are made here when --run-dir is not given
     # end early once a step's mean reward reaches this
     stop_at_reward: Annotated[float, Meta(ge=-1e9, le=1e9)] | None = None
+    # of each step and evaluation round, kept as text in samples.jsonl
+    num_samples: Annotated[int, Meta(ge=0, le=1024)] = 4
 
 
 class ModelConfig(Section, frozen=True):
@@ -74,6 +76,8 @@ class EnvironmentConfig(Section, frozen=True):
 class RolloutConfig(Section, frozen=True):
     engine: Literal["torch", "emulated", "sglang"] = "torch"
     num_workers: Annotated[int, Meta(ge=1, le=1 << 16)] = 2
+    # of the workers' GPUs, so many are on reserved hosts (pearl agent --pool rollout), the rest on the coordinator's
+    reserved_gpus: Annotated[int, Meta(ge=0, le=1 << 16)] = 0
     gpus_per_worker: Annotated[int, Meta(ge=1, le=1024)] = 1  # tensor parallel degree inside a worker
     # "sticky", "least-loaded", "cache-aware", or a function of your own, "package.module:function"
     router: str = "cache-aware"
@@ -162,6 +166,12 @@ class RuntimeConfig(Section, frozen=True):
     # of one slot or of the training world within restart_window_s; more ends the run
     max_restarts: Annotated[int, Meta(ge=0, le=10_000)] = 5
     restart_window_s: LongLimit = 300.0
+    reserved_timeout_s: LongLimit = (
+        600.0  # reserved hosts are awaited for so long, at the start and when lost
+    )
+    # torch workers are forked from one process a host that has imported what they need: auto = those without GPUs, on =
+    # all, off = none
+    prepared_processes: Literal["auto", "on", "off"] = "auto"
 
 
 class ElasticConfig(Section, frozen=True):

@@ -25,10 +25,13 @@ class Started(Event, frozen=True):
     num_train_tasks: int  # 0 = unbounded
     num_evaluation_tasks: int
     can_restore: bool
+    reserved: tuple[GpuId, ...] = ()  # GPUs of reserved hosts, as many as the job awaits
 
 
 class Resumed(Event, frozen=True):
     """First event after the coordinator came back from its journal: every process of the former life is gone."""
+
+    reserved: tuple[GpuId, ...] = ()
 
 
 class StopRequested(Event, frozen=True):
@@ -171,6 +174,7 @@ class GpusArrived(Event, frozen=True):
     """Preemptible GPUs of a host can be used from now on. Those that are there already change nothing."""
 
     gpus: tuple[GpuId, ...]
+    reserved: bool = False  # the GPUs of a reserved host instead, for the job's own workers that lost theirs
 
 
 class GpusReclaimed(Event, frozen=True):

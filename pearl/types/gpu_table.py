@@ -9,6 +9,9 @@ from pearl.types.ids import GpuId, Slot
 TRAINING = Slot(-1)
 """Holder of a GPU that the training world uses."""
 GpuZone = Literal["training", "dedicated", "preemptible"]
+AWAITED_HOST = "(awaited)"
+"""Host of a worker's GPUs until a reserved host gives it some."""
+POOLS: dict[GpuZone, str] = {"training": "training", "dedicated": "rollout", "preemptible": "spot"}
 
 
 class GpuRow(msgspec.Struct):
@@ -39,6 +42,9 @@ class GpuTable(msgspec.Struct):
         assert gpu not in self.rows, gpu
         row = self.rows[gpu] = GpuRow(gpu, zone, present)
         return row
+
+    def is_usable(self, gpus: tuple[GpuId, ...]) -> bool:
+        return all(self.rows[gpu].usable for gpu in gpus)
 
     def take(self, gpus: tuple[GpuId, ...], holder: Slot) -> None:
         """All or none; they must be present and free."""

@@ -92,8 +92,14 @@ def test_dry_run_prints_the_settings_and_makes_nothing(
 ) -> None:
     assert main(["run", *words]) == 0
     printed = capsys.readouterr().out
-    assert tomllib.loads(printed)["run"] == {"seed": 7, "num_steps": 3, "run_root": "runs"}
+    assert tomllib.loads(printed)["run"] == {
+        "seed": 7,
+        "num_steps": 3,
+        "run_root": "runs",
+        "num_samples": 4,
+    }
     assert "# would start, in new:" in printed
+    assert "#     this host: 1 GPU(s) for training, 2 for rollout" in printed
     assert not Path("new").exists()
     assert not Path("runs").exists()
 
@@ -207,3 +213,26 @@ def test_closing_lines(tmp_path: Path) -> None:
     assert closing_lines(tmp_path / "absent") == [
         f"no summary: the run in {tmp_path / 'absent'} was cut short"
     ]
+
+
+def test_dry_run_prints_which_host_gives_which_gpus(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "rollout.num_workers=4",
+        "rollout.reserved_gpus=4",
+        "elastic.inter=true",
+        "runtime.reserved_timeout_s=90",
+    ]
+    assert main(["run", "job.toml", *words, "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert "#     this host: 1 GPU(s) for training, 0 for rollout" in printed
+    assert (
+        "#     reserved hosts (pearl agent --pool rollout): 4 GPU(s) for 4 worker(s), awaited for 90 s"
+        in printed
+    )
+    assert "#     spot hosts (pearl agent --pool spot): as many as join" in printed
+
+
+def test_a_training_world_over_hosts_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["agent", "--coordinator", "h:1", "--pool", "training", "--virtual-gpus", "1"]
+    assert main(words) == 2
+    assert "--pool training: a training world over several hosts is not built yet" in capsys.readouterr().err

@@ -31,7 +31,14 @@ ANSWER: dict[str, Any] = {
 WORKER = ANSWER["workers"][0]
 ASLEEP = {**WORKER, "slot": 1, "zone": "overlap", "activity": "inactive", "condition": "asleep"}
 GPUS: list[dict[str, Any]] = [
-    {"gpu": "host/0", "zone": "dedicated", "present": True, "holder": "slot 0", "reclaiming": False},
+    {
+        "gpu": "host/0",
+        "pool": "rollout",
+        "zone": "dedicated",
+        "present": True,
+        "holder": "slot 0",
+        "reclaiming": False,
+    },
     {"gpu": "host/1", "zone": "training", "present": True, "holder": "training", "reclaiming": False},
     {"gpu": "host/2", "zone": "preemptible", "present": True, "holder": None, "reclaiming": True},
     {"gpu": "host/3", "zone": "preemptible", "present": False, "holder": None, "reclaiming": False},
@@ -65,10 +72,10 @@ def test_tables_fit_into_80_columns(
     assert max(len(" ".join(line)) for line in lines) <= 80
     assert ["0.2", "host/0", "colocated", "dedicated", "active", "-", "-"] in lines
     assert ["1.2", "host/0", "colocated", "overlap", "asleep", "-", "-"] in lines
-    assert ["host/0", "dedicated", "yes", "worker", "0", "-"] in lines
-    assert ["host/1", "training", "yes", "training", "-"] in lines
-    assert ["host/2", "preemptible", "yes", "free", "12.3", "s"] in lines
-    assert ["host/3", "preemptible", "no", "-", "-"] in lines
+    assert ["host/0", "rollout", "dedicated", "yes", "worker", "0", "-"] in lines
+    assert ["host/1", "-", "training", "yes", "training", "-"] in lines
+    assert ["host/2", "-", "preemptible", "yes", "free", "12.3", "s"] in lines
+    assert ["host/3", "-", "preemptible", "no", "-", "-"] in lines
 
 
 def test_the_steps_progress_is_shown(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

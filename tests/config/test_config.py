@@ -112,6 +112,7 @@ def test_cf_01_wrong_keys_are_refused_with_the_nearest(tmp_path: Path, text: str
         ("rollout.temperature=", "write section.key=value"),
         (".temperature=1", "write section.key=value"),
         ("rollout.temperature=1\nrouter = 2", "is not a number"),
+        ("runtime.prepared_processes=yes", '"yes" is not one of "auto", "on", "off"'),
     ],
 )
 def test_cf_01_wrong_overrides_are_refused_alike(tmp_path: Path, override: str, said: str) -> None:
@@ -201,6 +202,16 @@ def test_nothing_is_an_empty_text(tmp_path: Path) -> None:
         ),
         (["rollout.max_context_tokens=250", "rollout.kv_capacity_tokens=251"], "at least 256"),
         (["rollout.max_new_tokens_per_turn=256"], "leaves no room for a prompt"),
+        (
+            ["rollout.reserved_gpus=3"],
+            "rollout.reserved_gpus: 3 is more than the 2 GPUs of rollout.num_workers = 2",
+        ),
+        (
+            ["rollout.reserved_gpus=3", "rollout.gpus_per_worker=2"],
+            "rollout.reserved_gpus: 3 is not a multiple of rollout.gpus_per_worker = 2",
+        ),
+        (["rollout.reserved_gpus=-1"], "rollout.reserved_gpus"),
+        (["runtime.reserved_timeout_s=0"], "runtime.reserved_timeout_s"),
         (["rollout.trajectory_deadline_s=1"], "less than rollout.turn_deadline_s"),
         (["training.tokens_per_micro_batch=100"], "does not hold one trajectory"),
         (["training.updates_per_step=13"], "more than the 12 groups"),

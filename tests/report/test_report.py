@@ -335,3 +335,15 @@ def test_a_run_of_the_version_before_is_shown_with_its_own_words(tmp_path: Path)
         ("active (colocated)", 5.0),
     ]
     assert "How the trajectories ended" in build(tmp_path).read_text()
+
+
+def test_samples_are_shown_and_bounded(run_dir: Path) -> None:
+    parts = [{"kind": "generated", "turn": 0, "tokens": 9, "text": "<b>said</b>" + "x" * 60_000}]
+    sample = {"step": 1, "prompt": 2, "reward": 0.5, "outcome": "done", "parts": parts}
+    lines = [json.dumps({**sample, "trajectory": number}) for number in range(150)]
+    (run_dir / "samples.jsonl").write_text("\n".join(lines))
+    html = build(run_dir).read_text()
+    assert "trajectory 149: step 1, prompt 2, reward 0.5, done" in html
+    assert "&lt;b&gt;said" in html
+    assert len(html) < 3_000_000
+    assert "older ones: pearl show" in html

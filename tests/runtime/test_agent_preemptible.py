@@ -35,7 +35,7 @@ from pearl.types.messages.control import (
 )
 
 RUN_ID = f"test-{uuid4().hex}"
-REPORT = AgentReport("a", (Gpu("a/0", 1, True), Gpu("a/1", 1, True)), 1, True)
+REPORT = AgentReport("a", (Gpu("a/0", 1, True), Gpu("a/1", 1, True)), 1, "spot")
 
 
 class Coordinator:

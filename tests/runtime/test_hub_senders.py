@@ -29,7 +29,7 @@ FRAME_BYTES = 1 << 20
 
 
 def report(num_gpus: int) -> AgentReport:
-    return AgentReport("h", tuple(Gpu(f"h/{i}", 1, True) for i in range(num_gpus)), 1, True)
+    return AgentReport("h", tuple(Gpu(f"h/{i}", 1, True) for i in range(num_gpus)), 1, "spot")
 
 
 async def test_an_admin_that_sends_tokens_is_not_heard_and_hurts_nobody() -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import io
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,6 +34,7 @@ class ObedientCore:
         self.orders: list[commands.AnyCommand] = []
         self.table = GpuTable()
         self.step = 0
+        self.pools: dict[str, str] = {}
         self.finished = False
         self.on_event: Callable[[events.AnyEvent], None] = lambda event: None
         self.changed = asyncio.Event()
@@ -66,6 +67,9 @@ class ObedientCore:
 
     def status(self) -> dict[str, Any]:
         return {"step": self.step}
+
+    def host_pools(self) -> dict[str, str]:
+        return self.pools
 
     def profile(self) -> None:
         """Nothing was measured."""
@@ -137,9 +141,13 @@ class Stage:
 
 @asynccontextmanager
 async def staged(
-    config: Config, run_dir: Path, *, trace: tuple[TraceEvent, ...] = ()
+    config: Config,
+    run_dir: Path,
+    *,
+    trace: tuple[TraceEvent, ...] = (),
+    before: Callable[[Stage], Awaitable[None]] | None = None,
 ) -> AsyncIterator[Stage]:
-    """The run from its Started event to the end of the block."""
+    """The run from its Started event to the end of the block; ``before`` happens while it starts."""
     stage = Stage(config, run_dir, trace)
     try:
         async with (
@@ -150,6 +158,8 @@ async def staged(
             stage.server = server
             cluster = group.create_task(stage.cluster.run())
             running = group.create_task(stage.run_loop.run(server))
+            if before is not None:
+                await before(stage)
             await stage.event(events.Started)
             try:
                 yield stage

@@ -11,12 +11,13 @@ from stage import Stage, staged
 
 from pearl.config import resolved_json
 from pearl.runtime.errors import RemoteError
+from pearl.service.run_loop import RunFailedError
 from pearl.testing.cluster import Node
 from pearl.testing.fakes import small_config
 from pearl.types import commands, events
 from pearl.types.config import Config, ElasticConfig, RuntimeConfig
 from pearl.types.ids import GpuId, Incarnation, Slot
-from pearl.types.messages.control import Preempt
+from pearl.types.messages.control import HostPool, Preempt
 
 A0, A1, B0 = GpuId("a/0"), GpuId("a/1"), GpuId("b/0")
 
@@ -175,3 +176,98 @@ async def test_the_end_of_the_run_shuts_every_agent_down(tmp_path: Path) -> None
     async with staged(elastic_config(), tmp_path) as stage:
         nodes = [await join(stage, host, 1) for host in ("a", "b")]
     assert [node.outcome for node in nodes] == ["shutdown: the run is over"] * 2
+
+
+def reserved_config(num_gpus: int, timeout_s: float = 10.0) -> Config:
+    config = elastic_config(inter=False)
+    runtime = msgspec.structs.replace(config.runtime, reserved_timeout_s=timeout_s)
+    rollout = msgspec.structs.replace(config.rollout, reserved_gpus=num_gpus)
+    return msgspec.structs.replace(config, runtime=runtime, rollout=rollout)
+
+
+async def enter(stage: Stage, host: str, num_gpus: int, pool: HostPool = "rollout") -> Node:
+    """A host of that pool asks to be taken in, and has its answer."""
+    async with asyncio.timeout(10):
+        await stage.cluster.is_running.wait()
+        node = stage.cluster.join(host, num_gpus, pool=pool)
+        await node.joined.wait()
+    return node
+
+
+async def test_the_run_begins_when_its_reserved_hosts_are_there_and_takes_no_more(tmp_path: Path) -> None:
+    async def arrive(stage: Stage) -> None:
+        await enter(stage, "a", 1)
+        assert stage.kinds() == []
+        await enter(stage, "b", 3)  # one is needed
+
+    async with staged(reserved_config(2), tmp_path, before=arrive) as stage:
+        [started] = [event for event in stage.core.events if isinstance(event, events.Started)]
+        assert started.reserved == (A0, B0)
+        assert "note: of the 3 GPUs of reserved host b 1 are used" in stage.stream.getvalue()
+        refused = await enter(stage, "c", 1)
+        assert "the 2 reserved GPUs that the job awaits are there: join with --pool spot" in refused.error
+        assert "GpusArrived" not in stage.kinds()
+
+
+async def test_a_reserved_host_that_leaves_is_lost_and_its_successor_is_reserved_too(tmp_path: Path) -> None:
+    async def arrive(stage: Stage) -> None:
+        await enter(stage, "a", 1)
+
+    async with staged(reserved_config(1), tmp_path, before=arrive) as stage:
+        await stage.cluster.nodes["a"].notice(5.0)
+        assert (await stage.event(events.HostLost)).host == "a"
+        assert "GpusReclaimed" not in stage.kinds()
+        assert "1 reserved GPU(s) are gone, and awaited for 10 s" in stage.stream.getvalue()
+        await enter(stage, "b", 1)
+        arrived = await stage.event(events.GpusArrived)
+        assert (arrived.gpus, arrived.reserved) == ((B0,), True)
+
+
+async def test_the_run_ends_when_a_lost_reserved_host_stays_away(tmp_path: Path) -> None:
+    async def arrive(stage: Stage) -> None:
+        await enter(stage, "a", 1)
+
+    async with staged(reserved_config(1, timeout_s=0.5), tmp_path, before=arrive) as stage:
+        await stage.cluster.nodes["a"].leave()
+        assert (await stage.event(events.StopRequested)).signal == 15
+        assert "0 of rollout.reserved_gpus = 1 were there" in stage.run_loop.failure
+
+
+@pytest.mark.parametrize(
+    ("pool", "reserved", "error"),
+    [
+        ("rollout", 0, "rollout.reserved_gpus = 0: this job awaits no reserved host; join with --pool spot"),
+        ("spot", 0, "host old took part in this run with --pool rollout: keep the pool"),
+        ("local", 0, "host old names no pool"),
+    ],
+)
+async def test_a_host_of_the_wrong_pool_is_refused(
+    tmp_path: Path, pool: HostPool, reserved: int, error: str
+) -> None:
+    async def arrive(stage: Stage) -> None:
+        stage.core.pools["old"] = "rollout"
+
+    config = msgspec.structs.replace(reserved_config(reserved), elastic=ElasticConfig(inter=True))
+    async with staged(config, tmp_path, before=arrive) as stage:
+        refused = await enter(stage, "old", 1, pool)
+        assert error in refused.error
+
+
+async def test_a_run_whose_reserved_hosts_do_not_come_says_who_is_missing(tmp_path: Path) -> None:
+    stage = Stage(reserved_config(2, timeout_s=0.3), tmp_path, ())
+    try:
+        async with stage.run_loop.make_server() as server, asyncio.TaskGroup() as group:
+            cluster = group.create_task(stage.cluster.run())
+            with pytest.raises(ExceptionGroup) as raised:
+                await stage.run_loop.run(server)
+            cluster.cancel()
+        [error] = raised.value.exceptions
+        assert isinstance(error, RunFailedError)
+        assert (
+            "0 of rollout.reserved_gpus = 2 were there after runtime.reserved_timeout_s = 0.3 (no host)"
+            in str(error)
+        )
+        assert stage.core.events == []
+    finally:
+        stage.journal.close()
+        stage.files.close()

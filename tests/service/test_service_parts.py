@@ -6,12 +6,13 @@ import json
 import math
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pearl.service.clients.training_client import pieces
 from pearl.service.console import Console
 from pearl.service.loop.inbox import Mailbox
-from pearl.service.processes.process_specs import NotEnoughGpusError, ProcessSpecs
+from pearl.service.processes.process_specs import NotEnoughGpusError, ProcessSpecs, wants_prepared_process
 from pearl.service.run_files import RunFiles
 from pearl.service.trajectory_seeds import trajectory_seed
 from pearl.types.commands import Report
@@ -201,7 +202,7 @@ async def test_a_group_has_its_arguments_its_counter_and_one_process_a_gpu(tmp_p
 async def test_groups_of_other_hosts_see_the_gpus_that_their_ids_name(tmp_path: Path) -> None:
     made = groups("auto", tmp_path)
     made.use(report(0))
-    away = AgentReport("a", (Gpu("a/4", 1, False), Gpu("a/MIG-x", 1, False)), 1, True)
+    away = AgentReport("a", (Gpu("a/4", 1, False), Gpu("a/MIG-x", 1, False)), 1, "spot")
     made.learn(away)
     there = made.rollout(5, 1, "colocated", (GpuId("a/4"), GpuId("a/MIG-x"))).spec
     assert there.environment == {"CUDA_VISIBLE_DEVICES": "4,MIG-x"}  # and it counts in its own directory
@@ -210,7 +211,7 @@ async def test_groups_of_other_hosts_see_the_gpus_that_their_ids_name(tmp_path: 
     assert here.environment["CUDA_VISIBLE_DEVICES"] == ""
     assert here.files == {}
     with pytest.raises(ValueError, match=r'model\.device = "cuda", but b offers virtual GPUs'):
-        groups("cuda", tmp_path).learn(AgentReport("b", (Gpu("b/0", 1, True),), 1, True))
+        groups("cuda", tmp_path).learn(AgentReport("b", (Gpu("b/0", 1, True),), 1, "spot"))
 
 
 async def test_gpus_of_overlap_workers_are_those_of_the_training_ranks(tmp_path: Path) -> None:
@@ -219,3 +220,21 @@ async def test_gpus_of_overlap_workers_are_those_of_the_training_ranks(tmp_path:
     trained = made.training(1).spec.environment["CUDA_VISIBLE_DEVICES"]
     lent = made.rollout(2, 1, "colocated", (GpuId("local/0"),)).spec.environment["CUDA_VISIBLE_DEVICES"]
     assert lent == trained == "2"
+
+
+@pytest.mark.parametrize(
+    ("setting", "device", "expected"),
+    [("auto", "cpu", True), ("auto", "auto", False), ("on", "auto", True), ("off", "cpu", False)],
+)
+async def test_torch_groups_may_fork_where_the_setting_says_so(
+    tmp_path: Path, setting: str, device: str, expected: bool
+) -> None:
+    config = msgspec.convert(
+        {"model": {"device": device}, "runtime": {"prepared_processes": setting}}, Config
+    )
+    made = ProcessSpecs(config, tmp_path, "tcp://127.0.0.1:1", "run")
+    made.use(report(3))
+    assert made.training(1).spec.may_fork is expected
+    assert made.rollout(0, 1, "colocated", (GpuId("local/1"),)).spec.may_fork is expected
+    assert not made.environment(0, 1).spec.may_fork
+    assert wants_prepared_process(config) is expected

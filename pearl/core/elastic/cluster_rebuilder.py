@@ -5,6 +5,8 @@ Expanding is deferrable: joiners start while the rest serves, take the newest we
 admitted together; if one of them fails, none of them was ever there.
 """
 
+from collections.abc import Iterable
+
 import msgspec
 
 from pearl.core.elastic.gate import ExpansionGate
@@ -12,7 +14,7 @@ from pearl.core.elastic.role_manager import report_plan
 from pearl.core.elastic.worker_lifecycle import WorkerLifecycle
 from pearl.types.commands import ReturnGpus
 from pearl.types.core_context import CoreContext
-from pearl.types.gpu_table import GpuRow
+from pearl.types.gpu_table import GpuRow, GpuZone
 from pearl.types.ids import GpuId, Slot
 from pearl.types.plan import Plan
 from pearl.types.reports import GpusReport, HandoffReport, NoteReport
@@ -56,7 +58,7 @@ class ClusterRebuilder:
 
     # what comes and goes
 
-    def on_arrived(self, gpus: tuple[GpuId, ...], now: float) -> None:
+    def on_arrived(self, gpus: tuple[GpuId, ...], now: float, zone: GpuZone = "preemptible") -> None:
         """Take arrived GPUs; those still being given back arrive once they have been."""
         self._changes.mark()
         known = self._gpus_table.rows
@@ -64,9 +66,9 @@ class ClusterRebuilder:
             row.is_back = row.reclaim_deadline_s is not None
         new = [gpu for gpu in gpus if gpu not in known or not known[gpu].present]
         for gpu in new:
-            row = known.get(gpu) or self._gpus_table.add(gpu, "preemptible")
+            row = known.get(gpu) or self._gpus_table.add(gpu, zone)
             row.present, row.failures, row.retry_at_s = True, 0, 0.0
-        self._counters.arrivals += len(new)
+        self._counters.arrivals += self._num_preemptible(new)
         if new:
             self._commands.report(GpusReport(now, event="arrived", gpus=",".join(new)))
 
@@ -104,8 +106,11 @@ class ClusterRebuilder:
             row.reclaim_began_s = now if row.reclaim_began_s is None else row.reclaim_began_s
             row.reclaim_deadline_s = min(sooner, now + grace_s)
             row.is_back = False
-        self._counters.reclaims += len(new)
+        self._counters.reclaims += self._num_preemptible(row.gpu for row in new)
         return new
+
+    def _num_preemptible(self, gpus: Iterable[GpuId]) -> int:
+        return sum(self._gpus_table.rows[gpu].zone == "preemptible" for gpu in gpus)
 
     def _leavers(self) -> list[WorkerRow]:
         held = {row.holder for row in self._gpus_table.rows.values() if row.reclaim_deadline_s is not None}

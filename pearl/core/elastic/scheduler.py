@@ -15,6 +15,7 @@ from pearl.core.elastic.cluster_rebuilder import ClusterRebuilder, ClusterState
 from pearl.core.elastic.decision_engine import MODELS
 from pearl.core.elastic.gate import ExpansionGate, GateDecision, GateState, LendingGate, best_seconds, ema
 from pearl.core.elastic.preemption import choose_gpus
+from pearl.core.elastic.reserved_pool import ReservedPool
 from pearl.core.elastic.role_manager import RoleManager, RoleState, report_plan
 from pearl.core.elastic.runtime_tracker import RuntimeTracker, TrackerState, TrajectorySample, platform_priors
 from pearl.core.elastic.toggle_manager import ToggleManager, ToggleState
@@ -78,6 +79,7 @@ class ElasticScheduler:
         self._expansion_gate = ExpansionGate(state.gate, elastic)
         self.lifecycle = WorkerLifecycle(context)
         self.roles = RoleManager(state.roles, context, self.lifecycle, self.tracker)
+        self.reserved = ReservedPool(context)
         self.rebuilder = ClusterRebuilder(state.cluster, context, self.lifecycle, self._expansion_gate)
         self.toggle = ToggleManager(state.toggle, context, self.lifecycle, self._lending_gate)
 
@@ -129,8 +131,8 @@ class ElasticScheduler:
             self.on_reclaimed(events.GpusReclaimed(gpus, event.grace_s, event.reason), now)
 
     def on_arrived(self, event: events.GpusArrived, now: float) -> None:
-        if self._config.elastic.inter:
-            self.rebuilder.on_arrived(event.gpus, now)
+        if event.reserved or self._config.elastic.inter:
+            self.rebuilder.on_arrived(event.gpus, now, "dedicated" if event.reserved else "preemptible")
             return
         text = f"{len(event.gpus)} GPU(s) arrived and are not used: elastic.inter = false"
         self._commands.report(NoteReport(now, text=text))
@@ -159,6 +161,8 @@ class ElasticScheduler:
             self.rebuilder.note_failure(row, now)
         elif zone == "dedicated":
             limit = self._config.runtime.max_restarts
+            if not self._gpus_table.is_usable(row.gpus):
+                return ""  # its reserved host is gone, and awaited
             if is_final:
                 return f"rollout worker {row.slot} cannot start: {reason}"
             if len(row.failures) > limit:
@@ -230,6 +234,8 @@ class ElasticScheduler:
         version = None if published is None else published.version
         self.lifecycle.stop_broken(now)
         self.rebuilder.advance(version, now)
+        for row in self.reserved.take_vacant():
+            self.lifecycle.start(row, now)
         self.toggle.advance(demand.training_waits, version, now)
         self.lifecycle.bring_up_to_date(published, now)
         self.roles.advance(self._trainer.step, demand.steps_left, self._joining(), self._lending(), now)

@@ -8,7 +8,7 @@ that the trajectory has reached a limit: then it counts as truncated, with rewar
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -71,6 +71,12 @@ class AgentEnvironment:
     def demonstrations(self, seed: int, first: int, count: int) -> list[tuple[list[int], list[float]]]:
         """Agents have no expert: set ``warm_start.num_steps = 0``."""
         return []
+
+    def describe_chat(self) -> str:
+        return self._proven.describe()
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._proven.chat.tokenizer.decode(ids)
 
     async def serve(self) -> None:
         """Own the agents' tasks, until cancelled."""

@@ -1,8 +1,10 @@
 """The environment as the worker sees it: tasks, episodes, demonstrations and what the model must know."""
 
+from collections.abc import Sequence
+
 from pearl.envs.bugfix import tokenizer as words
 from pearl.envs.bugfix.episode import BugfixEpisode
-from pearl.envs.bugfix.expert import ExpertMix, demonstrate
+from pearl.envs.bugfix.expert import ExpertMix, demonstrate, solution
 from pearl.envs.bugfix.task import NUM_EVALUATION_TASKS, Shape, check_shape, make_task
 from pearl.envs.protocol import EnvironmentSpec, Split
 
@@ -34,6 +36,12 @@ class BugfixEnvironment:
 
     def episode(self, split: Split, task: int) -> BugfixEpisode:
         return BugfixEpisode(make_task(self._shape, split, task), self._shape)
+
+    def solve(self, split: Split, task: int) -> list[list[int]]:
+        return solution(make_task(self._shape, split, task))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return words.decode(ids)
 
     def demonstrations(self, seed: int, first: int, count: int) -> list[tuple[list[int], list[float]]]:
         made = (demonstrate(self._shape, self._habit, seed, first + offset) for offset in range(count))

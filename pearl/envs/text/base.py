@@ -32,3 +32,8 @@ class TextEnvironment:
     def episode(self, split: Split, task: int) -> TextEpisode:
         """The same (split, task) is always the same task."""
         raise NotImplementedError
+
+    def solve(self, split: Split, task: int) -> Sequence[str | Message] | None:
+        """The answers of a reference solution turn by turn, as text or as messages with tool calls; None where there
+        is none. Only ``pearl check-env`` asks."""
+        return None

@@ -12,7 +12,7 @@ import msgspec
 from pearl.envs.text.messages import Message, MessageError, Tool, clean
 from pearl.envs.text.template import ChatTemplate, RenderError
 from pearl.envs.text.tokenizer import TextTokenizer
-from pearl.envs.text.tools import ToolFormat, parse_calls
+from pearl.envs.text.tools import ToolFormat, parse_calls, write_calls
 
 MARK = "PearlMark"
 """Stands for what the assistant said where only the text around it is wanted."""
@@ -69,6 +69,15 @@ class Chat:
         if not starts:
             raise RenderError("the chat template does not show the end of an assistant's turn")
         return rest[min(starts) :]
+
+    def say(self, answer: str | Message) -> list[int]:
+        """The ids of an answer that nobody generated, with its end: a reference solution's."""
+        if isinstance(answer, str):
+            text = answer
+        else:
+            written = write_calls(self.tool_format, answer.get("tool_calls", ()))
+            text = "".join((answer.get("content") or "", written))
+        return [*self.tokenizer.encode(text), self.end_id]
 
     # ids to messages
 

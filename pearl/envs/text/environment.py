@@ -58,6 +58,17 @@ class RenderedEnvironment:
         """Text environments have no expert: set ``warm_start.num_steps = 0``."""
         return []
 
+    def solve(self, split: Split, task: int) -> list[list[int]] | None:
+        """Make the reference solution's answers ids; None where the environment has none."""
+        solution = self._environment.solve(split, task)
+        return None if solution is None else [self._proven.chat.say(answer) for answer in solution]
+
+    def describe_chat(self) -> str:
+        return self._proven.describe()
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._proven.chat.tokenizer.decode(ids)
+
     def note_answer(self, failure: str) -> None:
         self.counters.answers += 1
         if failure:

@@ -52,6 +52,13 @@ class ProvenChat(msgspec.Struct, frozen=True):
     chat: Chat
     refused: dict[Kind, str]
 
+    def describe(self) -> str:
+        """Say in one line what was proven of the template."""
+        calls = self.chat.tool_format
+        tools = "no tool calls" if calls == "none" else f"tool calls as {calls}"
+        not_used = f"; refused: {', '.join(self.refused)}" if self.refused else ""
+        return f"chat template only appends, {tools}{not_used}"
+
 
 def make_chat(options: ChatOptions, model_path: str) -> ProvenChat:
     """Read tokenizer and template, find the tool format, and prove that the template appends.

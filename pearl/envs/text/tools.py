@@ -6,7 +6,7 @@ an exception: the model is to see it.
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -96,6 +96,28 @@ _PARSERS: dict[ToolFormat, Callable[[str], ParsedText]] = {
     "none": _none,
 }
 TOOL_FORMATS = tuple(_PARSERS)
+
+
+def write_calls(form: ToolFormat, calls: Sequence[Mapping[str, Any]]) -> str:
+    """Write calls as a model of this format would.
+
+    Raises:
+        ValueError: the format has no tool calls, or not so many.
+    """
+    if not calls:
+        return ""
+    named = [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls]
+    match form:
+        case "hermes":
+            return "\n".join(
+                f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+                for name, arguments in named
+            )
+        case "llama3" if len(named) == 1:
+            return json.dumps({"name": named[0][0], "parameters": named[0][1]})
+        case "mistral":
+            return "[TOOL_CALLS]" + json.dumps([{"name": name, "arguments": args} for name, args in named])
+    raise ValueError(f"{len(named)} tool calls in one answer cannot be written as {form}")
 
 
 def _call(value: object, key: str) -> Call:

@@ -113,6 +113,12 @@ class EnvironmentPool:
         reply: messages.DemonstrateReply = await self._ask_any(request, messages.DemonstrateReply)
         return reply.demonstrations
 
+    async def decode(self, parts: tuple[bytes, ...]) -> tuple[str, ...] | None:
+        """Turn ids into text for people; None when the environment cannot."""
+        request = messages.DecodeTokens(parts)
+        reply: messages.DecodeTokensReply = await self._ask_any(request, messages.DecodeTokensReply)
+        return reply.texts
+
     async def _ask_any(self, request: Any, reply_type: type[Any]) -> Any:
         """Any worker can answer it; when one dies over it another is asked. RemoteError when it is refused."""
         async with asyncio.timeout(self._config.runtime.start_timeout_s):

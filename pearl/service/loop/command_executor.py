@@ -11,6 +11,7 @@ from pearl.service.console import Console
 from pearl.service.loop.pending_preempts import PendingPreempts
 from pearl.service.loop.token_ingest import TokenIngest
 from pearl.service.run_files import RunFiles
+from pearl.service.samples import SampleWriter
 from pearl.types import commands
 from pearl.types.command_handler import dispatch
 from pearl.types.commands import AnyCommand
@@ -33,6 +34,7 @@ class CommandExecutor:
         preempts: PendingPreempts,
         files: RunFiles,
         console: Console,
+        samples: SampleWriter,
     ) -> None:
         self._store = store
         self._tokens = tokens
@@ -44,6 +46,7 @@ class CommandExecutor:
         self._preempts = preempts
         self._files = files
         self._console = console
+        self._samples = samples
         self._kept: set[int] = set()  # trajectories that a resume has named
         self.finished: commands.Finish | None = None  # once the core has given it
 
@@ -128,6 +131,7 @@ class CommandExecutor:
 
     def record_trajectory(self, command: commands.RecordTrajectory) -> None:
         self._files.trajectory(command.record)
+        self._samples.offer(command.record)
 
     def report(self, command: commands.Report) -> None:
         self._files.report(command)

@@ -9,7 +9,7 @@ import pearl
 from pearl.runtime import parent_death, process_markers
 from pearl.runtime.process_group import log_tail
 from pearl.service.processes.process_manager import LOCAL_HOST
-from pearl.service.processes.process_specs import num_local_gpus
+from pearl.service.processes.process_specs import num_local_gpus, wants_prepared_process
 from pearl.types.config import Config
 from pearl.types.messages.control import AgentReport
 
@@ -97,7 +97,8 @@ class LocalAgent:
         if self._config.model.device == "cpu":
             options["--virtual-gpus"] = num_local_gpus(self._config)
         words = [str(word) for option in options.items() for word in option]
-        return [sys.executable, "-u", "-m", AGENT_MODULE, *words]
+        flags = ["--prepare"] if wants_prepared_process(self._config) else []
+        return [sys.executable, "-u", "-m", AGENT_MODULE, *words, *flags]
 
     def _environment(self) -> dict[str, str]:
         package_root = str(Path(pearl.__file__).resolve().parent.parent)

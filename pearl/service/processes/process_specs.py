@@ -1,6 +1,6 @@
 """What is started: the process group of each kind of worker, its arguments, its GPUs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pearl.config import resolved_json
@@ -98,14 +98,16 @@ class ProcessSpecs:
             module, num_processes = EMULATED_ROLLOUT_MODULE, 0
         elif self._config.rollout.engine == "sglang":
             num_processes = 1  # SGLang starts a process a GPU itself
+        visible = self._visible_to(gpus)
         spec = StartGroup(
             name,
             module,
             (*common, *place, *self._vocabulary),
-            self._visible_to(gpus),
+            visible,
             num_processes,
             str(self._logs),
             files={} if is_local else {CONFIG_NAME: resolved_json(self._config).encode()},
+            may_fork=self._may_fork(visible, num_processes),
         )
         if is_local:
             spec.environment[mmap_counter.ENVIRONMENT_KEY] = str(self._logs / name / "tokens")
@@ -140,8 +142,21 @@ class ProcessSpecs:
         num_processes: int,
     ) -> ManagedProcess:
         name = f"{kind}.{slot}.{incarnation}"
-        spec = StartGroup(name, module, arguments, environment, num_processes, str(self._logs))
+        may_fork = self._may_fork(environment, num_processes)
+        spec = StartGroup(
+            name, module, arguments, environment, num_processes, str(self._logs), may_fork=may_fork
+        )
         return ManagedProcess(spec, kind, slot, incarnation)
+
+    def _may_fork(self, environment: Mapping[str, str], num_processes: int) -> bool:
+        """Return whether the settings let a group start from its host's prepared process."""
+        match self._config.runtime.prepared_processes:
+            case "auto":
+                return num_processes > 0 and environment.items() >= HIDE_GPUS.items()
+            case "on":
+                return num_processes > 0
+            case "off":
+                return False
 
     def _visible_to(self, gpus: Sequence[GpuId]) -> dict[str, str]:
         """Ids of this host count its GPUs; those of others hold the name that selects the GPU."""
@@ -158,11 +173,19 @@ class ProcessSpecs:
         return {"CUDA_VISIBLE_DEVICES": ",".join(self._gpu_indices[index] for index in indices)}
 
 
+def wants_prepared_process(config: Config) -> bool:
+    """Return whether the coordinator's own host surely starts workers from a prepared process."""
+    uses_torch = config.training.engine != "emulated" or config.rollout.engine != "emulated"
+    allowed = {"auto": config.model.device == "cpu", "on": True, "off": False}
+    return uses_torch and allowed[config.runtime.prepared_processes]
+
+
 def num_local_gpus(config: Config) -> int:
     """Count the GPUs of the coordinator's own host, those that only arrive later included."""
     rollout = config.rollout
     return (
         config.training.num_ranks
         + rollout.num_workers * rollout.gpus_per_worker
+        - rollout.reserved_gpus
         + config.elastic.preemptible_gpus
     )

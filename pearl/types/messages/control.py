@@ -67,6 +67,10 @@ class Gpu(msgspec.Struct, frozen=True, array_like=True):
     virtual: bool
 
 
+HostPool = Literal["local", "rollout", "spot"]
+"""Of a host: the coordinator's own; reserved for rollout, so that its loss is a failure; or preemptible."""
+
+
 class AgentReport(msgspec.Struct, frozen=True, tag=True):
     """What a node agent's host offers, once after its hello: told by the agent of the coordinator's own host, asked by
     one of another host, whose answer is an Ack or an error that says why it is not taken."""
@@ -74,7 +78,7 @@ class AgentReport(msgspec.Struct, frozen=True, tag=True):
     host: Name
     gpus: Annotated[tuple[Gpu, ...], Meta(max_length=MAX_HOST_GPUS)]
     memory_bytes: Count
-    preemptible: bool = False  # all its GPUs may be reclaimed; else it is the coordinator's own host
+    pool: HostPool = "local"
     model: str = ""  # digest of the job's model files there
 
 
@@ -131,6 +135,7 @@ class StartGroup(msgspec.Struct, frozen=True, tag=True):
     log_directory: str
     shutdown_grace_s: float = 5.0
     files: dict[str, bytes] = {}  # written into its directory before it starts
+    may_fork: bool = False  # its processes may be forked from the host's prepared process
 
 
 class StartGroupReply(msgspec.Struct, frozen=True, tag=True):

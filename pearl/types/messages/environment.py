@@ -1,4 +1,5 @@
-"""Coordinator and environment workers. Ids are packed little-endian int32; text never leaves the environment worker."""
+"""Coordinator and environment workers. Ids are packed little-endian int32; text leaves the
+environment worker only in samples for people."""
 
 from typing import Literal
 
@@ -80,6 +81,16 @@ class DescribeReply(msgspec.Struct, frozen=True, tag=True):
     can_restore: bool
 
 
+class DecodeTokens(msgspec.Struct, frozen=True, tag=True):
+    """Ask for the text of these ids, to be read by people."""
+
+    parts: tuple[bytes, ...]
+
+
+class DecodeTokensReply(msgspec.Struct, frozen=True, tag=True):
+    texts: tuple[str, ...] | None  # one a part, long ones without their middle; None: it cannot decode
+
+
 EnvironmentMessage = (
     OpenEpisode
     | OpenEpisodeReply
@@ -91,4 +102,6 @@ EnvironmentMessage = (
     | DemonstrateReply
     | Describe
     | DescribeReply
+    | DecodeTokens
+    | DecodeTokensReply
 )

@@ -15,6 +15,7 @@ from pearl.types.messages.control import (
     StopGroupReply,
 )
 from pearl.types.messages.environment import (
+    DecodeTokensReply,
     DemonstrateReply,
     DescribeReply,
     EpisodeFailed,
@@ -45,7 +46,13 @@ SENDERS: dict[PeerKind, Sender] = {
     "rollout": Sender(Heartbeat | Deltas | UpdateWeightsReply | SetRoleReply | ReleaseReply | ActivateReply),
     "training": Sender(Heartbeat | StartTrainingReply | TrainStepReply | OffloadReply | RestoreReply),
     "environment": Sender(
-        Heartbeat | OpenEpisodeReply | StepEpisodeReply | EpisodeFailed | DemonstrateReply | DescribeReply
+        Heartbeat
+        | OpenEpisodeReply
+        | StepEpisodeReply
+        | EpisodeFailed
+        | DemonstrateReply
+        | DescribeReply
+        | DecodeTokensReply
     ),
     "admin": Sender(Heartbeat | StatusRequest | Preempt, 4 << 20),
 }

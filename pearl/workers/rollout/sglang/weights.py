@@ -18,7 +18,7 @@ import torch
 from pearl.types.weights import BucketSpec, TensorSpec, Version
 from pearl.workers.rollout.sglang.model_files import Model
 from pearl.workers.rollout.sglang.pieces import Piece
-from pearl.workers.rollout.torch_engine.weights import check_spec, merged_ranges
+from pearl.workers.rollout.update_image import check_covered, check_tensors, place_bucket
 from pearl.workers.weight_transfer.checksum import canonical_tensors, weights_checksum
 
 MAX_NAMES = 5
@@ -34,12 +34,7 @@ class StagedWeights:
         self._model = model
         self._tensors = tensors
         self._specs = {spec.name: spec for spec in tensors}
-        targets = dict(canonical_tensors(model.shapes))
-        for spec in tensors:
-            check_spec(spec, targets.get(spec.name))
-        missing = targets.keys() - {spec.name for spec in tensors}
-        if missing:
-            raise ValueError(f"the update lacks tensor {min(missing)!r} of the model")
+        check_tensors(tensors, dict(canonical_tensors(model.shapes)))
         self._size = max((spec.offset + spec.num_bytes for spec in tensors), default=1)
         self._fd = os.memfd_create("pearl-weights", os.MFD_CLOEXEC)
         os.ftruncate(self._fd, self._size)
@@ -48,22 +43,11 @@ class StagedWeights:
 
     def add(self, bucket: BucketSpec, data: memoryview) -> None:
         """Stage one bucket; ``data`` may be reused afterwards."""
-        if data.nbytes != bucket.num_bytes:
-            raise ValueError(f"bucket at {bucket.offset} has {data.nbytes} bytes, not {bucket.num_bytes}")
-        if bucket.offset < 0:
-            raise ValueError(f"bucket at {bucket.offset}: an image has no bytes before 0")
-        # The last bucket may reach past the last tensor: images are padded.
-        count = max(0, min(bucket.num_bytes, self._size - bucket.offset))
-        self._image[bucket.offset : bucket.offset + count] = data.cast("B")[:count]
-        self._covered.append((bucket.offset, bucket.offset + count))
+        self._covered.append(place_bucket(self._image, bucket, data))
 
     def check_whole(self) -> None:
         """Raises ValueError when bytes are missing."""
-        covered = merged_ranges(self._covered)
-        for spec in self._tensors:
-            start, end = spec.offset, spec.offset + spec.num_bytes
-            if start < end and not any(a <= start and end <= b for a, b in covered):
-                raise ValueError(f"the update ended without all bytes of tensor {spec.name!r}")
+        check_covered(self._tensors, self._covered)
 
     def checksum(self) -> str:
         """Return the checksum of the image, as ``Snapshot.checksum``."""
