@@ -4,8 +4,9 @@ It is called after every turn, since a trajectory may end at any of them by a li
 """
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -37,10 +38,10 @@ class Transcript(NamedTuple):
     messages: Sequence[dict[str, Any]]
 
 
-@runtime_checkable
-class TranscribedEpisode(Protocol):
+class TranscribedEpisode(ABC):
     """An episode that PEARL made around something of a person's."""
 
+    @abstractmethod
     def transcript(self) -> Transcript: ...
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pearl.envs.own_reward import Transcript
+from pearl.envs.own_reward import TranscribedEpisode, Transcript
 from pearl.envs.protocol import EnvironmentSpec, EpisodeLimits, Observation, Split
 from pearl.envs.text.base import TextEnvironment, TextEpisode
 from pearl.envs.text.conversation import Conversation
@@ -82,7 +82,7 @@ class RenderedEnvironment:
             )
 
 
-class RenderedEpisode:
+class RenderedEpisode(TranscribedEpisode):
     def __init__(
         self, episode: TextEpisode, conversation: Conversation, environment: RenderedEnvironment
     ) -> None:
