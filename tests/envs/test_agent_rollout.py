@@ -20,7 +20,7 @@ GUESS = '<tool_call>\n{"name": "guess", "arguments": {"number": %d}}\n</tool_cal
 
 @asynccontextmanager
 async def running(directory: Path, function: str, **rollout: int) -> AsyncIterator[AgentBench]:
-    with agent_bench(directory, f"rollouts:{function}", {}, **rollout) as bench:
+    with agent_bench(directory, f"rollouts:{function}", {}, None, **rollout) as bench:
         try:
             yield bench
         finally:

@@ -11,7 +11,7 @@ import pytest
 
 from pearl.config import ConfigError, load
 from pearl.envs.own_reward import Attempt, load_reward
-from pearl.envs.protocol import EnvironmentSpec, Observation
+from pearl.envs.protocol import EnvironmentSpec, Observation, Split
 from pearl.envs.service import EnvironmentService
 from pearl.types.config import Config, EnvironmentConfig
 from pearl.types.messages.environment import EpisodeFailed, OpenEpisode, StepEpisode, StepEpisodeReply
@@ -22,10 +22,13 @@ SEEN: list[Attempt] = []
 class TwoTurns:
     """Says 0.25 after the first turn and 0.5 after the second, its last."""
 
+    def demonstrations(self, seed: int, first: int, count: int) -> list[tuple[list[int], list[float]]]:
+        return []
+
     def describe(self) -> EnvironmentSpec:
         return EnvironmentSpec(10, (1,), 0, 0, 4, can_restore=True)
 
-    def episode(self, split: str, task: int) -> "TwoTurnsEpisode":
+    def episode(self, split: Split, task: int) -> "TwoTurnsEpisode":
         return TwoTurnsEpisode(task)
 
 
@@ -35,14 +38,14 @@ class TwoTurnsEpisode:
         self.turns = 0
         self.is_closed = False
 
-    def reset(self) -> list[int]:
+    async def reset(self) -> list[int]:
         return [5, 6]
 
-    def step(self, action: list[int], truncated: bool) -> Observation:
+    async def step(self, action: list[int], truncated: bool) -> Observation:
         self.turns += 1
         return Observation([] if self.turns == 2 else [7], 0.25 * self.turns, self.turns == 2)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self.is_closed = True
 
 
