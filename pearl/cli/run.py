@@ -91,19 +91,22 @@ def _check_all(*checks: Callable[[], object]) -> None:
 def _check_environment(config: Config) -> None:
     """Load the environment before anything starts: a person's own in a process of its own, whatever it imports."""
     environment, warm_start = config.environment, config.warm_start
-    if environment.name in BUILT_IN:
+    if environment.name in BUILT_IN and not environment.reward:
         made = load_environment(environment.name, environment.options, config.model.path)
         if warm_start.num_steps:
             check_demonstrations(environment.name, made, warm_start.num_steps)
         return
     arguments = [environment.name, "--quiet", "--options-json", json.dumps(environment.options)]
     arguments += ["--model-path", config.model.path, "--warm-start", str(warm_start.num_steps)]
+    arguments += ["--reward", environment.reward]
     limit_s = config.runtime.start_timeout_s
     try:
         checked = probe("pearl.envs.check", arguments, limit_s=limit_s)
     except subprocess.TimeoutExpired:
+        with_reward = f' with environment.reward = "{environment.reward}"' if environment.reward else ""
         raise ConfigError(
-            f'environment.name: "{environment.name}" is not loaded within runtime.start_timeout_s = {limit_s:g}'
+            f'environment.name: "{environment.name}"{with_reward} is not loaded within '
+            f"runtime.start_timeout_s = {limit_s:g}"
         ) from None
     if checked.returncode != 0:
         said = (checked.stdout.strip() or checked.stderr.strip()).decode(errors="replace")

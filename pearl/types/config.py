@@ -61,6 +61,7 @@ class DataConfig(Section, frozen=True):
 class EnvironmentConfig(Section, frozen=True):
     name: str = "bugfix"  # built-in name, "package.module:Class" or "package.module:rollout"
     options: dict[str, int | float | str | bool] = {}
+    reward: str = ""  # "package.module:function" that takes the place of the environment's own; "" = none
     num_workers: Annotated[int, Meta(ge=1, le=4096)] = 1
     max_turns: Annotated[int, Meta(ge=1, le=100_000)] = 6
     reset_timeout_s: Limit = 30.0
