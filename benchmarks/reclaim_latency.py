@@ -210,7 +210,7 @@ class Trial:
 
     async def _measure(self, server: TimedHub, num_reclaims: int) -> Measured:
         await self._until(lambda: self._session.is_driving and self._num_serving() > 0)
-        hello = control.Hello("admin", 1, 1, "here", os.getpid(), RUN_ID)
+        hello = control.Hello("admin", 2, 1, "here", os.getpid(), RUN_ID)
         admin = make_peer(
             self._config.runtime,
             server.address,

@@ -156,7 +156,8 @@ async def fleet(directory: Path, *roles: Role) -> AsyncIterator[Fleet]:
 
 
 @pytest.mark.timeout(180)
-async def test_pd_01_kill_9_of_a_prefill_and_of_a_decode_worker(tmp_path: Path) -> None:
+@pytest.mark.scenario("PD-01")
+async def test_kill_9_of_a_prefill_and_of_a_decode_worker(tmp_path: Path) -> None:
     attempts = range(10)
     contexts = [ids(attempt, 1500) for attempt in attempts]
     async with (
@@ -202,7 +203,8 @@ async def test_pd_01_kill_9_of_a_prefill_and_of_a_decode_worker(tmp_path: Path) 
 
 
 @pytest.mark.timeout(120)
-async def test_pd_08_a_role_is_set_by_message_drained_first(tmp_path: Path) -> None:
+@pytest.mark.scenario("PD-08")
+async def test_a_role_is_set_by_message_drained_first(tmp_path: Path) -> None:
     async with fleet(tmp_path, "colocated") as found, working("decode") as (decode,):
         assert (await found.set_role(0, "prefill")).role == "prefill"
         context = ids(1, 40)
