@@ -163,7 +163,11 @@ def _check_licence(package: str) -> None:
     if not names:
         raise ValueError(f"{package}: belongs to no installed distribution, so its licence is not known")
     found = metadata.metadata(names[0])
-    values = [found.get("License-Expression"), found.get("License"), *(found.get_all("Classifier") or [])]
+    values = [
+        *(found.get_all("License-Expression") or [""]),
+        *(found.get_all("License") or [""]),
+        *(found.get_all("Classifier") or []),
+    ]
     said = " ".join(str(value)[:200] for value in values[:2] if value) + " ".join(
         str(value) for value in values[2:] if str(value).startswith("License")
     )
