@@ -31,6 +31,7 @@ usage: pearl COMMAND ...
   replay RUN_DIR               check a run's journal against a fresh core
   show RUN_DIR [TRAJECTORY]    trajectories as text: a list, one of them, two side by side
   report RUN_DIR               one static HTML page about a run
+  export RUN_DIR OUT           a run's weights as a Hugging Face model directory
 
 pearl COMMAND --help says more."""
 
@@ -72,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="pearl run",
-        usage="pearl run CONFIG [key=value ...] [--run-dir D] [--dry-run] [--resume]",
+        usage="pearl run CONFIG [key=value ...] [--run-dir D] [--dry-run] [--resume | --resume-if-there]",
         description="Run a job. Settings come from CONFIG (TOML) and section.key=value overrides, nothing else.",
     )
     parser.add_argument(
@@ -82,7 +83,11 @@ def _run(words: Sequence[str]) -> int:
         "--run-dir", type=Path, help="a new directory for its files (default: a new one in runs/)"
     )
     parser.add_argument("--dry-run", action="store_true", help="print the resolved settings; start nothing")
-    parser.add_argument("--resume", action="store_true", help="go on with --run-dir, or with the newest run")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--resume", action="store_true", help="go on with --run-dir, or with the newest run")
+    which.add_argument(
+        "--resume-if-there", action="store_true", help="go on with the run in --run-dir, or begin it there"
+    )
     options = parser.parse_intermixed_args(words)
     configs = [word for word in options.words if "=" not in word]
     if len(configs) > 1:
@@ -98,6 +103,7 @@ def _run(words: Sequence[str]) -> int:
             run_dir=options.run_dir,
             dry_run=options.dry_run,
             resume=options.resume,
+            if_there=options.resume_if_there,
         )
     )
 
@@ -426,6 +432,23 @@ def _report(words: Sequence[str]) -> int:
     return 0
 
 
+def _export(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="pearl export",
+        usage="pearl export RUN_DIR [--step N] OUT",
+        description="Write a checkpoint's weights as a Hugging Face model directory.",
+    )
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    parser.add_argument("out", type=Path, metavar="OUT", help="a directory that does not exist yet")
+    parser.add_argument(
+        "--step", type=whole(0, 10_000_000), metavar="N", help="of the checkpoint (default: the newest)"
+    )
+    options = parser.parse_intermixed_args(words)
+    from pearl.cli.export import export
+
+    return export(options.run_dir, options.out, options.step)
+
+
 def _run_dir_argument(program: str, description: str, words: Sequence[str]) -> Path:
     parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
@@ -473,4 +496,5 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "show": _show,
     "check-env": _check_env,
     "report": _report,
+    "export": _export,
 }

@@ -67,7 +67,9 @@ def _data(config: Config) -> Iterator[str]:
 
 
 def _environment(config: Config) -> Iterator[str]:
-    name = config.environment.name
+    name, reward = config.environment.name, config.environment.reward
+    if reward and not OWN_NAME.fullmatch(reward):
+        yield f'environment.reward: "{reward}" is not "package.module:function"'
     if name in BUILT_IN_ENVIRONMENTS or OWN_NAME.fullmatch(name):
         return
     guess = nearest(name, BUILT_IN_ENVIRONMENTS)

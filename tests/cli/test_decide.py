@@ -35,6 +35,17 @@ def test_the_table_shows_feasible_allocations_and_the_choice(capsys: pytest.Capt
     assert "5 workers: 2P3D" in shown
 
 
+def test_a_narrow_window_cuts_no_figure(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    assert main(["decide", "--profile", QWEN3_8B, "--workers", "8"]) == 0
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    assert shown.count("allocation") == 2, "the table is in two parts, and each names its rows"
+    assert all(f"{seconds} " in shown for seconds in (632.2, 323.4, 389.2))
+
+
 def test_current_and_overrides_count(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["decide", "--profile", QWEN3_8B, "--workers", "13", "--current", "5P8D"]
     assert main(words) == 0
