@@ -23,7 +23,7 @@ class Result(msgspec.Struct, frozen=True):
 
 
 def changes(before: Files, after: Files) -> tuple[Files, list[str]]:
-    """What a model changed or added, and what it deleted, of the files that count."""
+    """Return what a model changed or added, and what it deleted, of the files that count."""
     changed = {path: data for path, data in after.items() if before.get(path) != data and _counts(path)}
     deleted = [path for path in before if path not in after and _counts(path)]
     return changed, deleted
