@@ -27,8 +27,9 @@ import msgspec
 import uvloop
 
 from pearl.runtime.clock import MonotonicClock
+from pearl.runtime.inbound import PeerJoined
 from pearl.runtime.rpc_client import RpcClient
-from pearl.runtime.rpc_server import PeerJoined, RpcServer
+from pearl.runtime.rpc_server import RpcServer
 from pearl.types.messages.control import Heartbeat, Hello, Shutdown
 
 REQUIRED_LATENCY_RATIO = 0.25  # PEARL's median over Ray's, at most

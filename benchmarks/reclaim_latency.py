@@ -28,9 +28,10 @@ import msgspec
 import uvloop
 
 from pearl.runtime.errors import PeerGoneError
+from pearl.runtime.inbound import Call, Inbound
 from pearl.runtime.parent_death import watch_parent
 from pearl.runtime.rpc_client import RpcClient
-from pearl.runtime.rpc_server import Call, Inbound, RpcServer
+from pearl.runtime.rpc_server import RpcServer
 from pearl.service import recovery, run_loop
 from pearl.service.console import Console
 from pearl.service.run_files import RunFiles
@@ -209,7 +210,7 @@ class Trial:
 
     async def _measure(self, server: TimedHub, num_reclaims: int) -> Measured:
         await self._until(lambda: self._session.is_driving and self._num_serving() > 0)
-        hello = control.Hello("admin", 1, 1, "here", os.getpid(), RUN_ID)
+        hello = control.Hello("admin", 2, 1, "here", os.getpid(), RUN_ID)
         admin = make_peer(
             self._config.runtime,
             server.address,
@@ -221,7 +222,7 @@ class Trial:
         async with asyncio.TaskGroup() as group:
             connection = group.create_task(admin.run())
             absent = self._config.elastic.preemptible_gpus
-            await admin.ask(control.Preempt("arrive", count=absent), deadline_s=LIMIT_S)
+            await admin.call(control.Preempt("arrive", count=absent), deadline_s=LIMIT_S)
             await self._until(lambda: self._num_serving() == self._config.rollout.num_workers + absent)
             lag = group.create_task(self._feel())
             began, cpu_s, tokens = server.clock.now(), _cpu_s(), self._tokens()
@@ -237,13 +238,13 @@ class Trial:
         """What it took, for a worker amid its requests; then the GPU is there again."""
         await self._until(lambda: all(row["running"] for row in self._status()["workers"]))
         rows = {row["gpus"][0]: row for row in self._status()["workers"]}
-        reply = await admin.ask(control.Preempt("reclaim", count=1, grace_s=5.0), deadline_s=LIMIT_S)
+        reply = await admin.call(control.Preempt("reclaim", count=1, grace_s=5.0), deadline_s=LIMIT_S)
         assert isinstance(reply, control.PreemptReply)
         row = rows[reply.gpus[0]]
         came, peer = server.reclaim_came, f"rollout.{row['slot']}.{row['incarnation']}"
         await self._until(lambda: not self._has(reply.gpus[0]))
         told = server.last_told[peer]
-        await admin.ask(control.Preempt("arrive", reply.gpus), deadline_s=LIMIT_S)
+        await admin.call(control.Preempt("arrive", reply.gpus), deadline_s=LIMIT_S)
         everybody = self._config.rollout.num_workers + self._config.elastic.preemptible_gpus
         await self._until(lambda: self._num_serving() == everybody)
         await asyncio.sleep(PAUSE_S)

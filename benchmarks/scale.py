@@ -158,8 +158,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         run_dir = Path(name)
         watch = LivenessMonitor(run_dir, options.workers, options.seconds)
-        with claim(run_dir) as run_id, log_to(run_dir / "coordinator.log"):
-            uvloop.run(coordinate(config, run_dir, run_id, watch))
+        with claim(run_dir) as claimed, log_to(run_dir / "coordinator.log"):
+            uvloop.run(coordinate(config, run_dir, claimed.run_id, watch))
     report(config, options.per_worker, watch)
     return 0
 

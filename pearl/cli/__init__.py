@@ -31,6 +31,7 @@ usage: pearl COMMAND ...
   replay RUN_DIR               check a run's journal against a fresh core
   show RUN_DIR [TRAJECTORY]    trajectories as text: a list, one of them, two side by side
   report RUN_DIR               one static HTML page about a run
+  export RUN_DIR OUT           a run's weights as a Hugging Face model directory
 
 pearl COMMAND --help says more."""
 
@@ -426,6 +427,23 @@ def _report(words: Sequence[str]) -> int:
     return 0
 
 
+def _export(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="pearl export",
+        usage="pearl export RUN_DIR [--step N] OUT",
+        description="Write a checkpoint's weights as a Hugging Face model directory.",
+    )
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    parser.add_argument("out", type=Path, metavar="OUT", help="a directory that does not exist yet")
+    parser.add_argument(
+        "--step", type=whole(0, 10_000_000), metavar="N", help="of the checkpoint (default: the newest)"
+    )
+    options = parser.parse_intermixed_args(words)
+    from pearl.cli.export import export
+
+    return export(options.run_dir, options.out, options.step)
+
+
 def _run_dir_argument(program: str, description: str, words: Sequence[str]) -> Path:
     parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
@@ -473,4 +491,5 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "show": _show,
     "check-env": _check_env,
     "report": _report,
+    "export": _export,
 }

@@ -18,7 +18,6 @@ import zmq
 from pearl.runtime.clock import Clock, MonotonicClock
 from pearl.runtime.codec import Envelope, FrameReader, Kind, encode, encode_bounded, encode_failure
 from pearl.runtime.errors import (
-    FrameTooLargeError,
     MalformedError,
     PeerGoneError,
     QueueFullError,
@@ -33,8 +32,6 @@ from pearl.runtime.rate_limited_log import RateLimitedLogger
 from pearl.runtime.supervisor import supervise
 from pearl.runtime.zmq_socket import Outbox, ReadPause, ZmqSocket
 from pearl.types.messages.control import Ack, Heartbeat, Hello, Shutdown, Welcome
-
-__all__ = ["FrameTooLargeError", "Handler", "PeerGoneError", "RefusedError", "RemoteError", "RpcClient"]
 
 log = logging.getLogger(__name__)
 

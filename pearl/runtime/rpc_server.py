@@ -25,7 +25,6 @@ from pearl.runtime.codec import (
     encode_failure,
 )
 from pearl.runtime.errors import (
-    FrameTooLargeError,
     MalformedError,
     PeerGoneError,
     QueueFullError,
@@ -40,19 +39,6 @@ from pearl.runtime.rate_limited_log import RateLimitedLogger
 from pearl.runtime.send_queues import SendQueues
 from pearl.runtime.zmq_socket import ReadPause, ZmqSocket
 from pearl.types.messages.control import Ack, Hello, Installation, Welcome
-
-__all__ = [
-    "Call",
-    "FrameTooLargeError",
-    "Inbound",
-    "Notification",
-    "PeerGoneError",
-    "PeerJoined",
-    "PeerLost",
-    "QueueFullError",
-    "RemoteError",
-    "RpcServer",
-]
 
 log = logging.getLogger(__name__)
 Reply = TypeVar("Reply", bound=msgspec.Struct)

@@ -8,17 +8,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from pearl.runtime.clock import MonotonicClock
+from pearl.runtime.errors import PeerGoneError, QueueFullError, RemoteError
+from pearl.runtime.inbound import Call, Notification, PeerJoined, PeerLost
 from pearl.runtime.installation import installation
-from pearl.runtime.rpc_server import (
-    Call,
-    Notification,
-    PeerGoneError,
-    PeerJoined,
-    PeerLost,
-    QueueFullError,
-    RemoteError,
-    RpcServer,
-)
+from pearl.runtime.rpc_server import RpcServer
 from pearl.runtime.token_store import TokenStore
 from pearl.service.clients.environment_pool import EnvironmentPool
 from pearl.service.clients.remote_hosts import RemoteHosts

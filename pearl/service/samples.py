@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from pearl.runtime.rpc_server import PeerGoneError, QueueFullError, RemoteError
+from pearl.runtime.errors import PeerGoneError, QueueFullError, RemoteError
 from pearl.runtime.token_store import TokenStore
 from pearl.runtime.trajectory_tokens import ID_BYTES, TrajectoryTokens
 from pearl.service.run_files import strict_json

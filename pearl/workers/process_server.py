@@ -11,7 +11,8 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 import msgspec
@@ -55,10 +56,11 @@ class Marker:
 
 def main() -> None:
     marker = Marker()
+    own = {os.readlink(f"/proc/self/fd/{fd}") for fd in range(3)}
     requests, replies = os.fdopen(os.dup(0), "rb"), os.dup(1)
     os.dup2(2, 1)  # what an import prints is no reply
     _import_all()
-    if problem := _problem():
+    if problem := _problem(own):
         sys.stderr.write(f"no group is forked from the prepared process: {problem}\n")
         sys.exit(UNSAFE_EXIT_CODE)
     gc.collect()
@@ -82,8 +84,9 @@ def _import_all() -> None:
         del sys.modules[name]
 
 
-def _problem() -> str:
-    """Return why forks of this process would be unsafe; "" when they are not."""
+def _problem(own: Collection[str]) -> str:
+    """Return why forks of this process would be unsafe; "" when they are not. ``own`` are the files that it was given,
+    sockets under uvloop."""
     if os.uname().machine not in SYS_CLONE:
         return f"CLONE_PARENT is not known for {os.uname().machine}"
     if not callable(getattr(SubprocessHandler, "_popen", None)):
@@ -91,17 +94,21 @@ def _problem() -> str:
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
         return f"its imports have started {threads - 1} threads"
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{fd}")
-        except FileNotFoundError:
-            continue  # the listing's own
-        if target.startswith("/dev/nvidia") or (target.startswith("socket:") and int(fd) > 2):
-            return f"its imports have opened {target}"
+    if opened := unsafe_files(own):
+        return f"its imports have opened {', '.join(opened)}"
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
         if "libcuda.so" in maps.read():
             return "its imports have loaded the CUDA driver"
     return ""
+
+
+def unsafe_files(own: Collection[str]) -> list[str]:
+    """Return the open sockets and devices that are not among ``own``."""
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # that of the listing itself
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return [name for name in found if name not in own and name.startswith(("/dev/nvidia", "socket:"))]
 
 
 def _clone() -> int:

@@ -10,7 +10,8 @@ from typing import Any
 
 from pearl.runtime import run_registry
 from pearl.runtime.clock import MonotonicClock
-from pearl.runtime.rpc_server import Call, RpcServer
+from pearl.runtime.inbound import Call
+from pearl.runtime.rpc_server import RpcServer
 from pearl.types.messages.control import (
     ControlMessage,
     Preempt,

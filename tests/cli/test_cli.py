@@ -72,7 +72,8 @@ def test_wrong_asking_is_exit_2_with_the_way_out(
     assert said in capsys.readouterr().err
 
 
-def test_cf_01_a_misspelt_key_starts_nothing(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.scenario("CF-01")
+def test_a_misspelt_key_starts_nothing(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job.write_text("[rollout]\nmax_stalenes = 1\n")
     assert main(["run", "job.toml", "--run-dir", "new"]) == 2
     assert "did you mean rollout.staleness_bound?" in capsys.readouterr().err

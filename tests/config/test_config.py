@@ -94,7 +94,8 @@ def test_byte_order_mark_and_crlf(tmp_path: Path) -> None:
         ("rollout = 3", "rollout: is a section, not a value"),
     ],
 )
-def test_cf_01_wrong_keys_are_refused_with_the_nearest(tmp_path: Path, text: str, said: str) -> None:
+@pytest.mark.scenario("CF-01")
+def test_wrong_keys_are_refused_with_the_nearest(tmp_path: Path, text: str, said: str) -> None:
     message = refusal(tmp_path, text)
     assert said in message
     assert "job.toml" in message
@@ -115,18 +116,21 @@ def test_cf_01_wrong_keys_are_refused_with_the_nearest(tmp_path: Path, text: str
         ("runtime.prepared_processes=yes", '"yes" is not one of "auto", "on", "off"'),
     ],
 )
-def test_cf_01_wrong_overrides_are_refused_alike(tmp_path: Path, override: str, said: str) -> None:
+@pytest.mark.scenario("CF-01")
+def test_wrong_overrides_are_refused_alike(tmp_path: Path, override: str, said: str) -> None:
     message = refusal(tmp_path, "", override)
     assert said in message
     assert message.startswith("override ")
 
 
-def test_cf_01_environment_variables_are_no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.scenario("CF-01")
+def test_environment_variables_are_no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PEARL_ROLLOUT_STALENESS_BOUND", "0")
     assert load(write(tmp_path, "")).rollout.staleness_bound == 1
 
 
-def test_cf_01_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
+@pytest.mark.scenario("CF-01")
+def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
     message = refusal(tmp_path, "[run]\nsead = 1\nnum_steps = 1.5\n", "data.group=4")
     assert len(message.splitlines()) == 3
 

@@ -117,7 +117,8 @@ def test_killed_workers_cost_only_unstreamed_tokens() -> None:
     assert world.finish.summary["tokens_discarded"] == 0
 
 
-def test_mb_06_all_workers_gone_requests_wait_with_their_tokens() -> None:
+@pytest.mark.scenario("MB-06")
+def test_all_workers_gone_requests_wait_with_their_tokens() -> None:
     world = World(make_config(), seed=2)
     world.start()
     for _ in range(80):
@@ -132,7 +133,8 @@ def test_mb_06_all_workers_gone_requests_wait_with_their_tokens() -> None:
             assert sum(t.generated_tokens for t in record.turns) >= kept[record.trajectory]
 
 
-def test_mb_01_slots_are_never_renumbered() -> None:
+@pytest.mark.scenario("MB-01")
+def test_slots_are_never_renumbered() -> None:
     world = World(make_config(num_workers=4), seed=2)
     world.start()
     for _ in range(60):
@@ -211,7 +213,8 @@ def test_restore_to_an_older_checkpoint_discards_dead_updates() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("bound", [0, 1])
-def test_ck_01_resume_after_a_crash_anywhere(seed: int, bound: int) -> None:
+@pytest.mark.scenario("CK-01")
+def test_resume_after_a_crash_anywhere(seed: int, bound: int) -> None:
     """Each prompt trained exactly once, with crashes at random events."""
     world = World(make_config(staleness_bound=bound), seed=seed)
     world.start()
@@ -239,7 +242,8 @@ def test_stop_by_signal_and_resume() -> None:
     assert_clean(world, 5)
 
 
-def test_ws_06_nothing_runs_before_the_proof_matches() -> None:
+@pytest.mark.scenario("WS-06")
+def test_nothing_runs_before_the_proof_matches() -> None:
     world = World(make_config(num_workers=1), seed=1)
     world.start()
     row = world.core._state.table.rows[Slot(0)]
@@ -256,14 +260,16 @@ def test_ws_06_nothing_runs_before_the_proof_matches() -> None:
     assert_clean(world, 5)
 
 
-def test_ws_05_a_worker_that_refuses_weights_is_replaced_and_healed() -> None:
+@pytest.mark.scenario("WS-05")
+def test_a_worker_that_refuses_weights_is_replaced_and_healed() -> None:
     world = World(make_config(), seed=7)
     world.update_failure_rate = 0.4
     world.run()
     assert_clean(world, 5)
 
 
-def test_ht_04_a_worker_that_fails_fast_is_taken_out() -> None:
+@pytest.mark.scenario("HT-04")
+def test_a_worker_that_fails_fast_is_taken_out() -> None:
     world = World(make_config(), seed=8)
     world.attempt_error_rate = 0.15
     world.run(400_000)
@@ -272,7 +278,8 @@ def test_ht_04_a_worker_that_fails_fast_is_taken_out() -> None:
     assert world.finish.summary["failed_attempts"] > 0  # type: ignore[operator]
 
 
-def test_en_05_infrastructure_failures_are_masked_not_rewarded() -> None:
+@pytest.mark.scenario("EN-05")
+def test_infrastructure_failures_are_masked_not_rewarded() -> None:
     world = World(make_config(), seed=9, can_restore=False)
     world.env_failure_rate = 0.3
     world.run()
@@ -302,7 +309,8 @@ def test_environments_that_die_are_replayed() -> None:
     assert replays
 
 
-def test_st_05_a_stuck_attempt_expires_and_frees_its_place() -> None:
+@pytest.mark.scenario("ST-05")
+def test_a_stuck_attempt_expires_and_frees_its_place() -> None:
     world = World(make_config(turn_deadline_s=5.0), seed=11)
     world.start()
     while not world.attempts:
@@ -330,7 +338,8 @@ def test_st_05_a_stuck_attempt_expires_and_frees_its_place() -> None:
     assert [r.outcome for r in world.records if r.trajectory == trajectory] == ["expired"]
 
 
-def test_st_07_the_data_ends_before_the_steps() -> None:
+@pytest.mark.scenario("ST-07")
+def test_the_data_ends_before_the_steps() -> None:
     world = World(make_config(), seed=12, num_train_tasks=5)
     world.run()
     assert world.finish is not None
@@ -339,7 +348,8 @@ def test_st_07_the_data_ends_before_the_steps() -> None:
     assert Counter(r.prompt for r in training_records(world)) == dict.fromkeys(range(5), 4)
 
 
-def test_st_01_staleness_is_counted_once() -> None:
+@pytest.mark.scenario("ST-01")
+def test_staleness_is_counted_once() -> None:
     world = World(make_config(staleness_bound=1), seed=13)
     world.run()
     for record in training_records(world):
@@ -350,7 +360,8 @@ def test_st_01_staleness_is_counted_once() -> None:
         assert record.end_version >= record.start_version
 
 
-def test_pr_05_partial_rollout_off_never_mixes_versions() -> None:
+@pytest.mark.scenario("PR-05")
+def test_partial_rollout_off_never_mixes_versions() -> None:
     world = World(make_config(partial_rollout=False, staleness_bound=1), seed=14)
     world.run()
     assert_clean(world, 5)
@@ -360,7 +371,8 @@ def test_pr_05_partial_rollout_off_never_mixes_versions() -> None:
     assert any(r.discarded for r in training_records(world))
 
 
-def test_pr_05_partial_rollout_on_records_each_version() -> None:
+@pytest.mark.scenario("PR-05")
+def test_partial_rollout_on_records_each_version() -> None:
     world = World(make_config(staleness_bound=2), seed=14)
     world.run()
     assert any(

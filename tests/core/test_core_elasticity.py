@@ -93,7 +93,8 @@ def test_joiners_serve_and_the_survivors_notice_nothing() -> None:
     assert summary["workers_lost"] == 0
 
 
-def test_mb_08_an_expansion_whose_third_fails_was_never_there() -> None:
+@pytest.mark.scenario("MB-08")
+def test_an_expansion_whose_third_fails_was_never_there() -> None:
     world = make_world()
     go_until(world, lambda: serving(world) == {0, 1})
     world.feed(events.GpusArrived(local(4, 5, 6)))
@@ -221,7 +222,8 @@ def test_gpus_that_arrive_again_while_they_are_given_back_are_used_again() -> No
     assert_clean(world)
 
 
-def test_mb_06_all_workers_gone_at_once_and_the_run_goes_on_when_one_returns() -> None:
+@pytest.mark.scenario("MB-06")
+def test_all_workers_gone_at_once_and_the_run_goes_on_when_one_returns() -> None:
     world = make_world()
     go_until(world, lambda: serving(world) == {0, 1})
     for slot in (0, 1):
@@ -278,7 +280,8 @@ def test_nothing_runs_on_a_gpu_after_it_is_returned() -> None:
     assert [row.running for row in overlap] == [0, 0]
 
 
-def test_mh_02_a_worker_that_does_not_let_go_is_killed_and_the_return_happens() -> None:
+@pytest.mark.scenario("MH-02")
+def test_a_worker_that_does_not_let_go_is_killed_and_the_return_happens() -> None:
     world = make_world(borrow="always")
     go_until(world, lambda: bool(serving(world) & {2, 3}))
     world.stuck_rate = 1.0
@@ -308,7 +311,8 @@ def test_an_overlap_worker_that_dies_asleep_is_started_again_in_the_next_window(
     assert_clean(world)
 
 
-def test_ws_12_a_version_that_its_source_has_no_more_is_not_asked_for_again() -> None:
+@pytest.mark.scenario("WS-12")
+def test_a_version_that_its_source_has_no_more_is_not_asked_for_again() -> None:
     """A trainer has its next version before we hear of it: workers that come late must not be worn out meanwhile."""
     world = make_world()
     go_until(world, lambda: serving(world) == {0, 1})

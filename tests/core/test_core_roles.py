@@ -96,7 +96,8 @@ def test_a_shrink_that_removes_the_last_decode_worker_falls_back_at_once() -> No
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 @pytest.mark.parametrize("seed", range(3))
-def test_pd_01_a_dead_half_sends_its_trajectories_elsewhere(role: str, seed: int) -> None:
+@pytest.mark.scenario("PD-01")
+def test_a_dead_half_sends_its_trajectories_elsewhere(role: str, seed: int) -> None:
     world = make_world(seed, num_steps=8, pd="2P2D")
     world.feed(events.GpusArrived(local(4, 5)))
     go_until(world, lambda: roles(world) == "DDPP" and world.core._state.rollout.dispatch.attempts != {})
@@ -110,7 +111,8 @@ def test_pd_01_a_dead_half_sends_its_trajectories_elsewhere(role: str, seed: int
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_pd_08_nothing_is_sent_to_a_worker_that_changes_its_role(seed: int) -> None:
+@pytest.mark.scenario("PD-08")
+def test_nothing_is_sent_to_a_worker_that_changes_its_role(seed: int) -> None:
     """There and back, with attempts in flight; the world itself has each worker refuse what its role cannot do."""
     world = make_world(seed, num_steps=30, pd="1P1D")
     changed: set[int] = set()

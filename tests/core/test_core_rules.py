@@ -15,7 +15,8 @@ from pearl.types.trajectory import TokenDelta, VersionRun
 from pearl.types.weights import Version
 
 
-def test_st_04_every_opened_trajectory_is_accounted_for_at_every_event() -> None:
+@pytest.mark.scenario("ST-04")
+def test_every_opened_trajectory_is_accounted_for_at_every_event() -> None:
     """Opened = in flight + finished + trained, whatever finishes first; surplus groups wait in their cohort."""
     world = World(make_config(staleness_bound=2, max_in_flight=64), seed=3)
     world.start()
@@ -47,14 +48,16 @@ def start_with_delays(world: World, first: type, last: type) -> None:
     ("first", "last"),
     [(events.WorkerReady, events.TrainerReady), (events.TrainerReady, events.WorkerReady)],
 )
-def test_ck_03_a_start_never_deadlocks(first: type, last: type) -> None:
+@pytest.mark.scenario("CK-03")
+def test_a_start_never_deadlocks(first: type, last: type) -> None:
     world = World(make_config(), seed=4)
     start_with_delays(world, first, last)
     world.run()
     assert_clean(world, 5)
 
 
-def test_ck_03_a_resume_with_one_worker_missing_goes_on_at_the_checkpoint() -> None:
+@pytest.mark.scenario("CK-03")
+def test_a_resume_with_one_worker_missing_goes_on_at_the_checkpoint() -> None:
     world = World(make_config(), seed=5)
     world.start()
     while world.core._state.trainer.step < 3:
@@ -108,7 +111,8 @@ def small_world(max_context_tokens: int, max_new_tokens_per_turn: int = 4) -> Wo
     return world
 
 
-def test_tk_06_a_turn_is_never_asked_for_more_than_the_context_holds() -> None:
+@pytest.mark.scenario("TK-06")
+def test_a_turn_is_never_asked_for_more_than_the_context_holds() -> None:
     world = small_world(max_context_tokens=7)  # the first prompt has 5
     attempt = only_attempt(world)
     assert attempt.max_new_tokens == 2
@@ -118,7 +122,8 @@ def test_tk_06_a_turn_is_never_asked_for_more_than_the_context_holds() -> None:
     assert not record.outcome.is_masked
 
 
-def test_tk_06_an_observation_that_leaves_no_room_ends_the_trajectory() -> None:
+@pytest.mark.scenario("TK-06")
+def test_an_observation_that_leaves_no_room_ends_the_trajectory() -> None:
     world = small_world(max_context_tokens=10)
     attempt = only_attempt(world)
     commands_ = stream(world, attempt, 2, "stop")
@@ -131,14 +136,16 @@ def test_tk_06_an_observation_that_leaves_no_room_ends_the_trajectory() -> None:
     assert (trajectory.phase, trajectory.outcome) == ("finished", "truncated_context")
 
 
-def test_tk_06_a_turn_at_its_own_limit_goes_to_the_environment_as_truncated() -> None:
+@pytest.mark.scenario("TK-06")
+def test_a_turn_at_its_own_limit_goes_to_the_environment_as_truncated() -> None:
     world = small_world(max_context_tokens=100)
     attempt = only_attempt(world)
     (step,) = [c for c in stream(world, attempt, 4, "length") if isinstance(c, commands.StepEpisode)]
     assert step.truncated
 
 
-def test_pr_03_a_resumed_turn_is_asked_for_what_is_left() -> None:
+@pytest.mark.scenario("PR-03")
+def test_a_resumed_turn_is_asked_for_what_is_left() -> None:
     world = small_world(max_context_tokens=1000, max_new_tokens_per_turn=100)
     attempt = only_attempt(world)
     assert attempt.max_new_tokens == 100
@@ -171,7 +178,8 @@ def test_the_oldest_cohort_is_dispatched_first() -> None:
     assert waited > 10, "younger cohorts had to wait"
 
 
-def test_en_05_an_environment_that_never_works_ends_the_run_with_its_reason() -> None:
+@pytest.mark.scenario("EN-05")
+def test_an_environment_that_never_works_ends_the_run_with_its_reason() -> None:
     world = World(make_config(), seed=8, can_restore=False)
     world.env_failure_rate = 1.0
     finish = world.run()
@@ -182,7 +190,8 @@ def test_en_05_an_environment_that_never_works_ends_the_run_with_its_reason() ->
     assert "disk full" in world.notes[0]
 
 
-def test_en_05_a_first_step_without_any_sample_ends_the_run() -> None:
+@pytest.mark.scenario("EN-05")
+def test_a_first_step_without_any_sample_ends_the_run() -> None:
     config = make_config()
     environment = msgspec.structs.replace(config.environment, num_evaluation_tasks=0)
     world = World(msgspec.structs.replace(config, environment=environment), seed=9, can_restore=False)

@@ -22,7 +22,8 @@ def gpu_events(run: LiveRun, event: str) -> list[dict[str, object]]:
     return [line for line in run.metrics("gpus") if line["event"] == event]
 
 
-def test_pr_01_gpus_come_and_go_while_workers_die(tmp_path: Path) -> None:
+@pytest.mark.scenario("PR-01")
+def test_gpus_come_and_go_while_workers_die(tmp_path: Path) -> None:
     """A planned reclaim loses nothing and touches nobody else; kills are made up for; Ctrl-C amid an expansion while
     GPUs are lent leaves nothing."""
     settings = {**ELASTIC, "elastic__preemptible_gpus": 1, "weights__transport": "link"}
@@ -64,7 +65,8 @@ def test_pr_01_gpus_come_and_go_while_workers_die(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ag_01_other_hosts_join_leave_and_die(tmp_path: Path) -> None:
+@pytest.mark.scenario("AG-01")
+def test_other_hosts_join_leave_and_die(tmp_path: Path) -> None:
     """Two agents' workers serve; the host that gives notice is given back in its grace, the one that dies is missed."""
     with (
         started(tmp_path / "run", **ELASTIC) as run,
@@ -100,7 +102,8 @@ def gone(run: LiveRun) -> list[dict[str, object]]:
 
 
 @pytest.mark.slow
-def test_ws_11_a_receiver_stops_amid_a_push(tmp_path: Path) -> None:
+@pytest.mark.scenario("WS-11")
+def test_a_receiver_stops_amid_a_push(tmp_path: Path) -> None:
     """The trainer is free within the deadline, the other worker has one whole version, the next push iterations."""
     settings = {
         **ELASTIC,

@@ -45,7 +45,8 @@ def samples(run: LiveRun) -> dict[int, Any]:
     }
 
 
-def test_ws_10_pl_02_kills_and_stops_hurt_only_themselves(tmp_path: Path) -> None:
+@pytest.mark.scenario("WS-10", "PL-02")
+def test_kills_and_stops_hurt_only_themselves(tmp_path: Path) -> None:
     """kill -9 of a rollout worker, SIGSTOP of another, kill -9 of a training rank: replaced in place, all counted.
     Then kill -9 of the node agent, which ends the run and leaves nothing."""
     settings = {"run__num_steps": 5000, "environment__num_evaluation_tasks": 0, "training__num_ranks": 2}
@@ -153,9 +154,8 @@ def assert_goes_on(run_dir: Path, expected: Finished) -> None:
     assert replay(run_dir).returncode == 0
 
 
-def test_pl_01_pl_02_ck_01_stopped_and_resumed_killed_and_resumed(
-    tmp_path: Path, uninterrupted: Finished
-) -> None:
+@pytest.mark.scenario("PL-01", "PL-02", "CK-01")
+def test_stopped_and_resumed_killed_and_resumed(tmp_path: Path, uninterrupted: Finished) -> None:
     with started(tmp_path / "run", **SYNCHRONOUS) as run:
         run.wait_for_step(0)
         run.kill(signal.SIGINT)
@@ -175,7 +175,8 @@ def test_coordinator_killed_anywhere_and_resumed(tmp_path: Path, seed: int, unin
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_pl_01_a_signal_while_starting(tmp_path: Path, number: int, code: int) -> None:
+@pytest.mark.scenario("PL-01")
+def test_a_signal_while_starting(tmp_path: Path, number: int, code: int) -> None:
     with started(tmp_path / "run") as run:
         run.wait_for(
             "its first processes", lambda: (run.run_dir / "run_id").exists() and run.processes("agent")

@@ -67,7 +67,8 @@ def test_the_shipped_job_runs_to_its_end(tmp_path: Path, settings: dict[str, obj
 
 @pytest.mark.skipif(bool(sglang_support.why_no_pairs()), reason=sglang_support.why_no_pairs())
 @pytest.mark.parametrize("slot", [0, 1], ids=["prefill", "decode"])
-def test_ws_10_a_half_of_the_only_pair_is_killed_and_the_job_goes_on(tmp_path: Path, slot: int) -> None:
+@pytest.mark.scenario("WS-10")
+def test_a_half_of_the_only_pair_is_killed_and_the_job_goes_on(tmp_path: Path, slot: int) -> None:
     """First SGLang alone, then, with its successor serving, the worker; the other half stays."""
     with sglang_job(tmp_path / "run", rollout__num_workers=2, elastic__pd="1P1D", **LONG) as run:
         wait_for_step(run, 0)
@@ -118,7 +119,8 @@ def test_gpus_are_lent_to_sglang_and_given_back(tmp_path: Path) -> None:
     assert min(freed) > WEIGHT_BYTES / 2, freed  # in use it grows a little, whatever it lets go
 
 
-def test_pl_02_nothing_of_sglang_outlives_kill_9_of_the_job(tmp_path: Path) -> None:
+@pytest.mark.scenario("PL-02")
+def test_nothing_of_sglang_outlives_kill_9_of_the_job(tmp_path: Path) -> None:
     before = set(os.listdir("/dev/shm"))
     with sglang_job(tmp_path / "run", **LONG) as run:
         wait_for_step(run, 0)

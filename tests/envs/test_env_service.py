@@ -175,14 +175,16 @@ async def test_a_replay_that_goes_another_way_is_a_mismatch(
 # trouble
 
 
-async def test_en_05_infrastructure_failure_is_a_failure_never_a_reward(bench: Bench) -> None:
+@pytest.mark.scenario("EN-05")
+async def test_infrastructure_failure_is_a_failure_never_a_reward(bench: Bench) -> None:
     failed = await bench.failure(odd.RAISES)
     assert failed.kind == "error"
     assert "InfrastructureError: the sandbox is gone" in failed.reason
     assert not hasattr(failed, "reward")
 
 
-async def test_en_04_a_sandbox_that_is_gone_ends_its_episode_at_the_next_action(bench: Bench) -> None:
+@pytest.mark.scenario("EN-04")
+async def test_a_sandbox_that_is_gone_ends_its_episode_at_the_next_action(bench: Bench) -> None:
     await bench.open(1, odd.RAISES)
     first = await bench.step(1, 0, 8, odd.END)
     second = await bench.step(1, 1, 8, odd.END)
@@ -192,7 +194,8 @@ async def test_en_04_a_sandbox_that_is_gone_ends_its_episode_at_the_next_action(
     assert bench.environment.num_steps == 1
 
 
-async def test_en_04_an_episode_whose_start_fails_is_closed(bench: Bench) -> None:
+@pytest.mark.scenario("EN-04")
+async def test_an_episode_whose_start_fails_is_closed(bench: Bench) -> None:
     failed = await bench.open(1, odd.RESET_FAILS)
     assert isinstance(failed, EpisodeFailed)
     assert (failed.kind, "no sandbox" in failed.reason) == ("error", True)
@@ -200,7 +203,8 @@ async def test_en_04_an_episode_whose_start_fails_is_closed(bench: Bench) -> Non
     assert (bench.environment.num_closed, bench.service.episodes.num_open) == (1, 0)
 
 
-async def test_st_05_an_environment_that_never_answers_is_a_timeout(bench: Bench) -> None:
+@pytest.mark.scenario("ST-05")
+async def test_an_environment_that_never_answers_is_a_timeout(bench: Bench) -> None:
     failed = await bench.failure(odd.HANGS)
     assert (failed.kind, failed.reason) == (
         "timeout",
@@ -208,7 +212,8 @@ async def test_st_05_an_environment_that_never_answers_is_a_timeout(bench: Bench
     )
 
 
-async def test_st_05_one_that_cannot_be_cancelled_is_a_timeout_too(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.scenario("ST-05")
+async def test_one_that_cannot_be_cancelled_is_a_timeout_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox_thread, "BLOCKED_GRACE_S", 0.05)
     bench = Bench(odd.OddEnvironment())
     bench.service.start()
@@ -259,7 +264,8 @@ async def test_waiting_code_counts_as_progress(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("cut_id", [None, 200])
-async def test_en_03_a_flood_keeps_its_head_and_tail(cut_id: int | None) -> None:
+@pytest.mark.scenario("EN-03")
+async def test_a_flood_keeps_its_head_and_tail(cut_id: int | None) -> None:
     bench = Bench(odd.OddEnvironment(cut_id=cut_id))
     bench.service.start()
     try:
@@ -275,7 +281,8 @@ async def test_en_03_a_flood_keeps_its_head_and_tail(cut_id: int | None) -> None
         await bench.service.stop()
 
 
-async def test_en_01_bytes_that_are_not_utf8_hurt_only_the_episode_that_decodes_them(bench: Bench) -> None:
+@pytest.mark.scenario("EN-01")
+async def test_bytes_that_are_not_utf8_hurt_only_the_episode_that_decodes_them(bench: Bench) -> None:
     failed = await bench.failure(odd.BROKEN_TEXT)
     assert (failed.kind, "UnicodeDecodeError" in failed.reason) == ("error", True)
     await bench.open(3, odd.RAW_BYTES)
@@ -286,7 +293,8 @@ async def test_en_01_bytes_that_are_not_utf8_hurt_only_the_episode_that_decodes_
     )  # as ids, nothing is decoded and nothing is lost
 
 
-async def test_tk_02_a_template_that_rewrites_is_refused(bench: Bench) -> None:
+@pytest.mark.scenario("TK-02")
+async def test_a_template_that_rewrites_is_refused(bench: Bench) -> None:
     failed = await bench.failure(odd.REWRITES)
     assert failed.kind == "error"
     assert "rewrites its history: position 1 was id 2 and is now 3" in failed.reason

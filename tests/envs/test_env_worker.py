@@ -14,7 +14,9 @@ import pytest
 
 from pearl.envs.bugfix.tokenizer import decode, encode
 from pearl.runtime.clock import MonotonicClock
-from pearl.runtime.rpc_server import Inbound, Notification, PeerJoined, RemoteError, RpcServer
+from pearl.runtime.errors import RemoteError
+from pearl.runtime.inbound import Inbound, Notification, PeerJoined
+from pearl.runtime.rpc_server import RpcServer
 from pearl.types.config import Config, EnvironmentConfig
 from pearl.types.messages.control import ControlMessage, Heartbeat, Shutdown
 from pearl.types.messages.environment import (

@@ -156,7 +156,8 @@ def test_report_of_nothing(tmp_path: Path) -> None:
     assert "Nothing was recorded" in build(tmp_path).read_text()
 
 
-def test_me_01_times_never_fall_when_the_clock_starts_again() -> None:
+@pytest.mark.scenario("ME-01")
+def test_times_never_fall_when_the_clock_starts_again() -> None:
     lines = [{"time_s": 50.0}, {"time_s": 60.0}, {"time_s": 3.0}, {"time_s": 5.0}, {"time_s": 4.9}, {}]
     assert [line["time_s"] for line in straighten(lines)] == [0.0, 10.0, 10.0, 12.0, 12.0, 12.0]
 

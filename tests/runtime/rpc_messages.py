@@ -11,8 +11,9 @@ import zmq
 from pearl.runtime.clock import MonotonicClock
 from pearl.runtime.codec import Decoder, Envelope, Kind, encode, pack
 from pearl.runtime.errors import PeerGoneError, QueueFullError, RefusedError, RemoteError
+from pearl.runtime.inbound import Notification, PeerJoined
 from pearl.runtime.rpc_client import RpcClient
-from pearl.runtime.rpc_server import Notification, PeerJoined, RpcServer
+from pearl.runtime.rpc_server import RpcServer
 from pearl.runtime.supervisor import TaskFailedError
 from pearl.types.messages.control import Heartbeat, Hello
 

@@ -17,8 +17,10 @@ from member_watch import LIMIT_S, Members, watch_members
 
 from pearl.runtime import process_markers
 from pearl.runtime.clock import MonotonicClock
+from pearl.runtime.errors import RemoteError
+from pearl.runtime.inbound import Notification, PeerJoined
 from pearl.runtime.process_group import ProcessGroup
-from pearl.runtime.rpc_server import Notification, PeerJoined, RemoteError, RpcServer
+from pearl.runtime.rpc_server import RpcServer
 from pearl.types.messages.control import (
     AgentReport,
     ControlMessage,
@@ -174,7 +176,8 @@ async def test_what_cannot_be_done_is_answered_and_the_agent_goes_on(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
-async def test_pl_05_a_signal_ends_all_groups_tells_so_and_is_logged(
+@pytest.mark.scenario("PL-05")
+async def test_a_signal_ends_all_groups_tells_so_and_is_logged(
     server: RpcServer, watch: Members, tmp_path: Path, number: signal.Signals
 ) -> None:
     if signal.getsignal(number) == signal.SIG_IGN:
@@ -191,7 +194,8 @@ async def test_pl_05_a_signal_ends_all_groups_tells_so_and_is_logged(
     assert log.count(f"{number.name}: ending all groups") == 1
 
 
-async def test_pl_05_a_signal_without_a_meaning_changes_nothing(
+@pytest.mark.scenario("PL-05")
+async def test_a_signal_without_a_meaning_changes_nothing(
     server: RpcServer, watch: Members, tmp_path: Path
 ) -> None:
     agent = await start_agent(server, agent_spec(server, tmp_path))
@@ -203,9 +207,8 @@ async def test_pl_05_a_signal_without_a_meaning_changes_nothing(
     await watch.ended("sleep")
 
 
-async def test_pl_02_kill_9_of_the_agent_ends_its_groups(
-    server: RpcServer, watch: Members, tmp_path: Path
-) -> None:
+@pytest.mark.scenario("PL-02")
+async def test_kill_9_of_the_agent_ends_its_groups(server: RpcServer, watch: Members, tmp_path: Path) -> None:
     agent = await start_agent(server, agent_spec(server, tmp_path))
     await ask_start(server, watch.spec("stubborn", tmp_path))
     await watch.up("stubborn")
@@ -215,7 +218,8 @@ async def test_pl_02_kill_9_of_the_agent_ends_its_groups(
     assert await left(agent) == -signal.SIGKILL
 
 
-async def test_pl_02_a_silent_coordinator_ends_agent_and_groups_at_the_end_of_the_lease(
+@pytest.mark.scenario("PL-02")
+async def test_a_silent_coordinator_ends_agent_and_groups_at_the_end_of_the_lease(
     server: RpcServer, watch: Members, tmp_path: Path
 ) -> None:
     agent = await start_agent(server, agent_spec(server, tmp_path, lease_s=1.5))
@@ -227,7 +231,8 @@ async def test_pl_02_a_silent_coordinator_ends_agent_and_groups_at_the_end_of_th
     assert "lease lost" in (tmp_path / AGENT / "rank0.log").read_text()
 
 
-async def test_pl_02_kill_9_of_whoever_started_the_agent_ends_everything(
+@pytest.mark.scenario("PL-02")
+async def test_kill_9_of_whoever_started_the_agent_ends_everything(
     server: RpcServer, watch: Members, tmp_path: Path
 ) -> None:
     arguments = (msgspec.json.encode(agent_spec(server, tmp_path)).decode(), RUN_ID)
@@ -244,7 +249,8 @@ async def test_pl_02_kill_9_of_whoever_started_the_agent_ends_everything(
     await left(launcher)
 
 
-async def test_mb_02_sigterm_of_one_agent_leaves_the_others_alone_and_a_new_one_may_join(
+@pytest.mark.scenario("MB-02")
+async def test_sigterm_of_one_agent_leaves_the_others_alone_and_a_new_one_may_join(
     server: RpcServer, watch: Members, tmp_path: Path
 ) -> None:
     staying = await start_agent(server, agent_spec(server, tmp_path))
@@ -266,7 +272,8 @@ async def test_mb_02_sigterm_of_one_agent_leaves_the_others_alone_and_a_new_one_
         await agent.stop(0)
 
 
-def test_la_05_an_agent_refuses_gpus_that_are_not_there() -> None:
+@pytest.mark.scenario("LA-05")
+def test_an_agent_refuses_gpus_that_are_not_there() -> None:
     command = [sys.executable, "-m", "pearl.runtime.agent", "--address=tcp://127.0.0.1:1", "--run-id=x"]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "GPU-nosuch"}
     result = subprocess.run(

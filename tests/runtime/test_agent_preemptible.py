@@ -17,9 +17,10 @@ from member_watch import LIMIT_S, Members, watch_members
 from pearl.cli import main
 from pearl.runtime import preemptible_agent, process_markers
 from pearl.runtime.clock import MonotonicClock
+from pearl.runtime.inbound import Call, Inbound, Notification, PeerJoined
 from pearl.runtime.installation import installation, model_digest
 from pearl.runtime.preemptible_agent import GivenUpError, JoinOptions, PreemptibleAgent
-from pearl.runtime.rpc_server import Call, Inbound, Notification, PeerJoined, RpcServer
+from pearl.runtime.rpc_server import RpcServer
 from pearl.types.messages.control import (
     Ack,
     AgentReport,
@@ -222,7 +223,8 @@ async def test_a_notice_is_given_and_the_agent_leaves_when_its_gpus_are_back(
         assert isinstance(coordinator.told[-1], Leaving)
 
 
-async def test_pl_05_the_end_of_the_grace_kills_what_is_left(watch: Members, tmp_path: Path) -> None:
+@pytest.mark.scenario("PL-05")
+async def test_the_end_of_the_grace_kills_what_is_left(watch: Members, tmp_path: Path) -> None:
     async with joined(log_directory=tmp_path, grace_s=0.2) as (coordinator, agent, running):
         await coordinator.start(watch.spec("stubborn", tmp_path))
         await watch.up("stubborn")
@@ -231,7 +233,8 @@ async def test_pl_05_the_end_of_the_grace_kills_what_is_left(watch: Members, tmp
         await watch.ended("stubborn")
 
 
-async def test_pl_05_a_second_signal_leaves_at_once(watch: Members, tmp_path: Path) -> None:
+@pytest.mark.scenario("PL-05")
+async def test_a_second_signal_leaves_at_once(watch: Members, tmp_path: Path) -> None:
     async with joined(log_directory=tmp_path) as (coordinator, agent, running):
         await coordinator.start(watch.spec("stubborn", tmp_path))
         await watch.up("stubborn")
@@ -265,9 +268,8 @@ async def test_an_agent_that_is_not_taken_in_gives_up_with_the_reason() -> None:
             await PreemptibleAgent(terms(coordinator.server.address, run_id="other"), REPORT).run()
 
 
-async def test_pl_02_a_lost_coordinator_ends_the_groups_and_is_joined_again(
-    watch: Members, tmp_path: Path
-) -> None:
+@pytest.mark.scenario("PL-02")
+async def test_a_lost_coordinator_ends_the_groups_and_is_joined_again(watch: Members, tmp_path: Path) -> None:
     async with joined(log_directory=tmp_path, lease_s=1.0) as (coordinator, _, running):
         await coordinator.start(watch.spec("polite", tmp_path))
         await watch.up("polite")
@@ -316,7 +318,8 @@ async def command(coordinator: Coordinator, *words: str) -> AsyncIterator[asynci
             await process.wait()
 
 
-async def test_pl_05_the_command_gives_notice_on_a_signal_and_exits_0() -> None:
+@pytest.mark.scenario("PL-05")
+async def test_the_command_gives_notice_on_a_signal_and_exits_0() -> None:
     words = ("--host", "a", "--virtual-gpus", "2", "--grace", "7")
     async with attended() as coordinator, command(coordinator, *words) as process:
         assert process.stderr is not None

@@ -91,7 +91,8 @@ def test_a_failure_keeps_type_and_text_and_is_bounded() -> None:
     assert len(failure.text) == 2000
 
 
-def test_mq_06_a_message_over_the_limit_is_refused_with_the_limit_named() -> None:
+@pytest.mark.scenario("MQ-06")
+def test_a_message_over_the_limit_is_refused_with_the_limit_named() -> None:
     with pytest.raises(FrameTooLargeError, match=f"Hello of .* runtime.max_frame_bytes = {LIMIT}"):
         encode_bounded(Hello("rollout", 1, 2, "h" * LIMIT, 3, "run"), LIMIT)
     with pytest.raises(MalformedError, match=f"runtime.max_frame_bytes = {LIMIT}"):

@@ -27,8 +27,9 @@ from rpc_messages import (
 )
 
 from pearl.runtime.errors import QueueFullError
+from pearl.runtime.inbound import PeerLost
 from pearl.runtime.rpc_client import COORDINATOR
-from pearl.runtime.rpc_server import PeerLost, RpcServer
+from pearl.runtime.rpc_server import RpcServer
 from pearl.types.messages.control import Hello
 
 W0, W1 = "rollout.0.1", "rollout.1.1"
@@ -51,7 +52,8 @@ async def fill(server: RpcServer) -> int:
     raise AssertionError
 
 
-async def test_mq_01_a_peer_that_does_not_read_gives_an_error_and_later_has_no_hole() -> None:
+@pytest.mark.scenario("MQ-01")
+async def test_a_peer_that_does_not_read_gives_an_error_and_later_has_no_hole() -> None:
     heard: list[int] = []
     may_read = asyncio.Event()
 
@@ -72,7 +74,8 @@ async def test_mq_01_a_peer_that_does_not_read_gives_an_error_and_later_has_no_h
             assert heard == list(range(sent))
 
 
-async def test_mq_01_a_coordinator_that_does_not_receive_makes_its_peers_wait() -> None:
+@pytest.mark.scenario("MQ-01")
+async def test_a_coordinator_that_does_not_receive_makes_its_peers_wait() -> None:
     async with make_server(queue_messages=32) as server:
         peer = make_peer(server.address, queue_messages=32)
         async with serving(peer), asyncio.TaskGroup() as group:
@@ -91,7 +94,8 @@ async def test_mq_01_a_coordinator_that_does_not_receive_makes_its_peers_wait() 
             await within(telling)
 
 
-async def test_mq_04_the_end_does_not_wait_for_a_peer_that_reads_nothing() -> None:
+@pytest.mark.scenario("MQ-04")
+async def test_the_end_does_not_wait_for_a_peer_that_reads_nothing() -> None:
     async with make_server(queue_messages=64) as server:
         raw = RawPeer(server.address, "raw")
         await raw.join(Hello("rollout", 0, 1, "here", 1, "run"))
@@ -118,7 +122,8 @@ async def echo_process(server: RpcServer, incarnation: int = 1) -> AsyncIterator
         await process.wait()
 
 
-async def test_mq_01_a_stopped_process_goes_on_without_a_hole() -> None:
+@pytest.mark.scenario("MQ-01")
+async def test_a_stopped_process_goes_on_without_a_hole() -> None:
     async with make_server(queue_messages=64) as server, echo_process(server) as process:
         await all_joined(server, 1)
         process.send_signal(signal.SIGSTOP)
@@ -143,7 +148,8 @@ async def until_room(server: RpcServer) -> None:
                 await asyncio.sleep(0.001)
 
 
-async def test_mb_05_after_kill_9_the_next_incarnation_serves() -> None:
+@pytest.mark.scenario("MB-05")
+async def test_after_kill_9_the_next_incarnation_serves() -> None:
     async with make_server() as server:
         async with echo_process(server) as process:
             await all_joined(server, 1)
@@ -191,7 +197,8 @@ async def test_delayed_frames_come_late_and_in_order() -> None:
             assert time.monotonic() - began >= 0.05
 
 
-async def test_mb_05_a_partition_that_heals_in_time_loses_nothing() -> None:
+@pytest.mark.scenario("MB-05")
+async def test_a_partition_that_heals_in_time_loses_nothing() -> None:
     heard: list[int] = []
 
     async def handle(order: Order) -> None:
@@ -226,7 +233,8 @@ async def test_a_partition_that_lasts_ends_the_lease(side: str) -> None:
             assert (await within(running)).startswith("lease lost: the coordinator was silent for 0.")
 
 
-async def test_mb_04_a_peer_that_was_asleep_itself_keeps_its_lease() -> None:
+@pytest.mark.scenario("MB-04")
+async def test_a_peer_that_was_asleep_itself_keeps_its_lease() -> None:
     async with make_server() as server, serving(make_peer(server.address, lease_s=0.3)) as [running]:
         await all_joined(server, 1)
         for _ in range(3):

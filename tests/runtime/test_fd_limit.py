@@ -16,17 +16,20 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return history
 
 
-def test_rx_01_enough_descriptors_change_nothing(limits: list[tuple[int, int]]) -> None:
+@pytest.mark.scenario("RX-01")
+def test_enough_descriptors_change_nothing(limits: list[tuple[int, int]]) -> None:
     assert check_fd_limit(256) is None
     assert limits == [(256, 1024)]
 
 
-def test_rx_01_the_soft_limit_is_raised(limits: list[tuple[int, int]]) -> None:
+@pytest.mark.scenario("RX-01")
+def test_the_soft_limit_is_raised(limits: list[tuple[int, int]]) -> None:
     assert check_fd_limit(700) is None
     assert limits[-1] == (700, 1024)
 
 
-def test_rx_01_a_hard_limit_in_the_way_is_said_with_the_way_out(limits: list[tuple[int, int]]) -> None:
+@pytest.mark.scenario("RX-01")
+def test_a_hard_limit_in_the_way_is_said_with_the_way_out(limits: list[tuple[int, int]]) -> None:
     warning = check_fd_limit(5000)
     assert warning is not None
     assert "about 5000" in warning

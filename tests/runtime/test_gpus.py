@@ -29,7 +29,8 @@ DEVICES += [Device(uuid, uuid, 10 << 30) for uuid in ("MIG-11", "MIG-22")]
         (None, ["0", "1", "2", "3", "MIG-11", "MIG-22"]),
     ],
 )
-def test_la_05_the_gpus_meant_are_chosen_in_that_order(visible: str | None, names: list[str]) -> None:
+@pytest.mark.scenario("LA-05")
+def test_the_gpus_meant_are_chosen_in_that_order(visible: str | None, names: list[str]) -> None:
     assert [device.name for device in select_visible(visible, DEVICES)] == names
 
 
@@ -46,7 +47,8 @@ def test_la_05_the_gpus_meant_are_chosen_in_that_order(visible: str | None, name
         ("0;1", "'0;1' is no usable GPU"),
     ],
 )
-def test_la_05_doubled_unknown_and_ambiguous_entries_are_refused(visible: str, message: str) -> None:
+@pytest.mark.scenario("LA-05")
+def test_doubled_unknown_and_ambiguous_entries_are_refused(visible: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         select_visible(visible, DEVICES)
 
@@ -85,7 +87,8 @@ def fake_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(pynvml, name, fake)
 
 
-def test_la_05_nvml_gpus_keep_their_physical_names(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.scenario("LA-05")
+def test_nvml_gpus_keep_their_physical_names(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_nvml(monkeypatch)
     assert physical_gpus("h", None) == (Gpu("h/0", 80, False), Gpu("h/MIG-cc", 10, False))
     assert physical_gpus("h", "MIG-cc") == (Gpu("h/MIG-cc", 10, False),)

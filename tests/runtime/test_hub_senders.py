@@ -5,8 +5,8 @@ from rpc_messages import RUN_ID, RawPeer, all_joined, make_server, next_one, unt
 
 from pearl.runtime.codec import Kind, Readers, encode
 from pearl.runtime.errors import MalformedError
+from pearl.runtime.inbound import Call, Notification, PeerJoined, PeerLost
 from pearl.runtime.peer_table import MAX_ADMINS, PeerEntry, PeerTable
-from pearl.runtime.rpc_server import Call, Notification, PeerJoined, PeerLost
 from pearl.runtime.zmq_socket import Outbox
 from pearl.types.messages.control import (
     MAX_HOST_GPUS,

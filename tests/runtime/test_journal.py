@@ -46,7 +46,8 @@ def test_a_full_segment_asks_for_a_snapshot_and_reading_goes_on_in_the_next(tmp_
     assert journal.recover(tmp_path) == read[-1]
 
 
-def test_ck_04_resume_after_a_crash_at_any_byte_of_the_last_entry(tmp_path: Path) -> None:
+@pytest.mark.scenario("CK-04")
+def test_resume_after_a_crash_at_any_byte_of_the_last_entry(tmp_path: Path) -> None:
     directory = tmp_path / "whole"
     writer = Journal.create(directory, b"s0")
     writer.append([entry(1)])
@@ -70,7 +71,8 @@ def test_ck_04_resume_after_a_crash_at_any_byte_of_the_last_entry(tmp_path: Path
         assert [(item.opening.first_entry, item.torn_bytes) for item in read] == [(0, 0), (1, 0)]
 
 
-def test_ck_04_a_crash_while_a_segment_is_opened_leaves_the_one_before(tmp_path: Path) -> None:
+@pytest.mark.scenario("CK-04")
+def test_a_crash_while_a_segment_is_opened_leaves_the_one_before(tmp_path: Path) -> None:
     writer = Journal.create(tmp_path, b"s0")
     writer.append([entry(1)])
     writer.close()
@@ -80,7 +82,8 @@ def test_ck_04_a_crash_while_a_segment_is_opened_leaves_the_one_before(tmp_path:
     assert [item.opening.snapshot for item in journal.read(tmp_path)] == [b"s0", b"s1"]
 
 
-def test_ck_04_an_older_segment_cut_short_is_damage(tmp_path: Path) -> None:
+@pytest.mark.scenario("CK-04")
+def test_an_older_segment_cut_short_is_damage(tmp_path: Path) -> None:
     writer = Journal.create(tmp_path, b"s0")
     writer.append([entry(1)])
     writer.roll(b"s1")

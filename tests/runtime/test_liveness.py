@@ -54,13 +54,15 @@ def test_progress_starts_the_limit_anew() -> None:
         assert judge.watch(59.0, Heartbeat(progress=progress, pending=3))[0] == "alive"
 
 
-def test_mb_04_busy_is_never_stuck_once_started() -> None:
+@pytest.mark.scenario("MB-04")
+def test_busy_is_never_stuck_once_started() -> None:
     judge = Judge()
     assert judge.watch(1000.0, Heartbeat(progress=1, busy="compiling", pending=3))[0] == "alive"
     assert judge.watch(60.0, WORKING)[0] == "alive"  # the limit counts from the end of being busy
 
 
-def test_mb_04_a_start_has_its_own_limit_busy_or_not() -> None:
+@pytest.mark.scenario("MB-04")
+def test_a_start_has_its_own_limit_busy_or_not() -> None:
     judge = Judge(ready=False)
     busy = Heartbeat(progress=0, busy="warming up")
     assert judge.watch(120.0, busy)[0] == "alive"
@@ -73,7 +75,8 @@ def test_mb_04_a_start_has_its_own_limit_busy_or_not() -> None:
 
 
 @pytest.mark.parametrize("slept_s", [8.0, 11.0, 3600.0])
-def test_mb_04_what_the_judge_slept_is_held_against_nobody(slept_s: float) -> None:
+@pytest.mark.scenario("MB-04")
+def test_what_the_judge_slept_is_held_against_nobody(slept_s: float) -> None:
     judge = Judge()
     judge.watch(9.0, None)  # nearly dead
     judge.now += slept_s
@@ -84,7 +87,8 @@ def test_mb_04_what_the_judge_slept_is_held_against_nobody(slept_s: float) -> No
     assert judge.watch(0.5, None)[0] == "dead"  # its own silence still counts
 
 
-def test_mb_04_time_with_a_full_queue_is_held_against_nobody() -> None:
+@pytest.mark.scenario("MB-04")
+def test_time_with_a_full_queue_is_held_against_nobody() -> None:
     liveness = Liveness(LIMITS, 0.0)
     liveness.add("w", 0.0, ready=True)
     paused_s = 0.0
@@ -103,7 +107,8 @@ def test_a_word_after_the_sleep_leaves_no_credit() -> None:
     assert health[-1][0].state == "dead"
 
 
-def test_mb_05_a_new_incarnation_starts_with_a_clean_sheet() -> None:
+@pytest.mark.scenario("MB-05")
+def test_a_new_incarnation_starts_with_a_clean_sheet() -> None:
     judge = Judge()
     assert judge.watch(11.0, None)[0] == "dead"
     judge.liveness.remove("w")
@@ -112,7 +117,8 @@ def test_mb_05_a_new_incarnation_starts_with_a_clean_sheet() -> None:
     assert judge.watch(10.0, None)[0] == "alive"
 
 
-def test_me_01_time_that_goes_back_makes_no_negative_span() -> None:
+@pytest.mark.scenario("ME-01")
+def test_time_that_goes_back_makes_no_negative_span() -> None:
     silence = IdleTimer(10.0)
     silence.heard(5.0)
     assert silence.seconds(11.0) == 1.0

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -11,6 +12,7 @@ from uuid import uuid4
 
 import psutil
 import pytest
+import uvloop
 from member_watch import LIMIT_S, watch_members
 
 from pearl.runtime import process_markers
@@ -56,10 +58,15 @@ def shares_memory(pid: int) -> bool:
 
 
 @pytest.mark.timeout(300)
-async def test_whichever_process_dies_nothing_is_left_and_the_next_group_starts(
+def test_whichever_process_dies_nothing_is_left_and_the_next_group_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Runs as agents do: uvloop gives children sockets where asyncio gives them pipes."""
     monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    uvloop.run(kill_each(tmp_path))
+
+
+async def kill_each(tmp_path: Path) -> None:
     async with kept() as (prepared, run_id):
         server = await server_up(prepared)
         for victim in ("rank", "launcher", "subreaper", "server", "nobody"):
@@ -141,10 +148,18 @@ def test_threads_after_the_imports_are_a_reason_not_to_fork() -> None:
     thread = threading.Thread(target=release.wait)
     thread.start()
     try:
-        assert "threads" in process_server._problem()
+        assert "threads" in process_server._problem(())
     finally:
         release.set()
         thread.join()
+
+
+def test_a_socket_that_it_was_not_given_is_a_reason_not_to_fork() -> None:
+    ours, other = socket.socketpair()
+    with ours, other:
+        links = [os.readlink(f"/proc/self/fd/{one.fileno()}") for one in (ours, other)]
+        before = process_server.unsafe_files(links)
+        assert set(process_server.unsafe_files(())) - set(before) == set(links)
 
 
 def fail() -> None:

@@ -71,7 +71,8 @@ async def test_an_exit_is_told_with_code_reason_and_the_end_of_the_log(
     assert await group.wait() == exit_
 
 
-async def test_pl_02_a_daemon_and_a_child_without_markers_end_with_their_group(
+@pytest.mark.scenario("PL-02")
+async def test_a_daemon_and_a_child_without_markers_end_with_their_group(
     watch: Members, run_id: str, tmp_path: Path
 ) -> None:
     daemon = await started(watch.spec("daemon", tmp_path), run_id)
@@ -84,9 +85,8 @@ async def test_pl_02_a_daemon_and_a_child_without_markers_end_with_their_group(
         await ending(group)
 
 
-async def test_pl_01_kill_9_of_the_launcher_leaves_nobody(
-    watch: Members, run_id: str, tmp_path: Path
-) -> None:
+@pytest.mark.scenario("PL-01")
+async def test_kill_9_of_the_launcher_leaves_nobody(watch: Members, run_id: str, tmp_path: Path) -> None:
     group = await started(watch.spec("daemon", tmp_path), run_id)
     await watch.up("daemon")
     assert group.pid is not None
@@ -97,7 +97,8 @@ async def test_pl_01_kill_9_of_the_launcher_leaves_nobody(
 
 
 @pytest.mark.parametrize("end", ["stop", "kill the member", "kill the launcher"])
-async def test_pl_02_who_escaped_with_another_environment_and_session_ends_with_its_group(
+@pytest.mark.scenario("PL-02")
+async def test_who_escaped_with_another_environment_and_session_ends_with_its_group(
     watch: Members, run_id: str, tmp_path: Path, end: str
 ) -> None:
     module = {"module": "lone_launcher"}
@@ -175,9 +176,8 @@ async def test_a_stopped_process_ends_too(
     assert (await ending(group)).code == code
 
 
-async def test_pl_02_kill_9_of_whoever_started_a_group_ends_it(
-    watch: Members, run_id: str, tmp_path: Path
-) -> None:
+@pytest.mark.scenario("PL-02")
+async def test_kill_9_of_whoever_started_a_group_ends_it(watch: Members, run_id: str, tmp_path: Path) -> None:
     spec = msgspec.json.encode(watch.spec("stubborn", tmp_path)).decode()
     module = {"module": "lone_launcher", "arguments": (spec, run_id)}
     launcher = await started(watch.spec("", tmp_path, group="launcher", **module), run_id)
@@ -188,7 +188,8 @@ async def test_pl_02_kill_9_of_whoever_started_a_group_ends_it(
     await ending(launcher)
 
 
-async def test_pl_02_who_starts_after_its_parent_died_ends_at_once(run_id: str) -> None:
+@pytest.mark.scenario("PL-02")
+async def test_who_starts_after_its_parent_died_ends_at_once(run_id: str) -> None:
     stale = os.environ | {"PEARL_PARENT": "1"}  # adopted, as the check sees it
     code = "from pearl.runtime.parent_death import watch_parent; watch_parent(); print('alive')"
     child = await asyncio.create_subprocess_exec(
@@ -237,7 +238,8 @@ def _pid_of(pidfd: int) -> int:
 
 
 @pytest.mark.timeout(180)  # torchrun imports torch: seconds on a busy machine
-async def test_nw_01_two_torchrun_groups_start_at_once_and_end_alone(
+@pytest.mark.scenario("NW-01")
+async def test_two_torchrun_groups_start_at_once_and_end_alone(
     watch: Members, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with watch_members() as others:

@@ -26,8 +26,8 @@ from rpc_messages import (
 
 from pearl.runtime.codec import Kind, encode
 from pearl.runtime.errors import PeerGoneError, RefusedError, RemoteError
+from pearl.runtime.inbound import Notification, PeerJoined, PeerLost
 from pearl.runtime.rpc_client import RpcClient
-from pearl.runtime.rpc_server import Notification, PeerJoined, PeerLost
 from pearl.types.messages.control import Heartbeat, Hello
 
 W0, W1 = "rollout.0.1", "rollout.1.1"
@@ -49,7 +49,8 @@ async def test_a_peer_is_heard_by_its_heartbeats() -> None:
             assert server.last_heard(W0) > first
 
 
-async def test_mq_03_nothing_is_sent_before_the_hello_and_nothing_after_it_is_lost() -> None:
+@pytest.mark.scenario("MQ-03")
+async def test_nothing_is_sent_before_the_hello_and_nothing_after_it_is_lost() -> None:
     heard: list[int] = []
 
     async def handle(order: Order) -> None:
@@ -67,7 +68,8 @@ async def test_mq_03_nothing_is_sent_before_the_hello_and_nothing_after_it_is_lo
     assert heard == list(range(8))
 
 
-async def test_mq_03_a_peer_that_is_up_before_the_coordinator_joins_when_that_comes() -> None:
+@pytest.mark.scenario("MQ-03")
+async def test_a_peer_that_is_up_before_the_coordinator_joins_when_that_comes() -> None:
     async with make_server() as server:
         address = server.address
     async with serving(make_peer(address)):
@@ -148,7 +150,8 @@ async def test_a_second_peer_under_the_name_is_refused_and_the_first_is_not_dist
         assert await call(server, W0, 1) == Answer(1)
 
 
-async def test_mb_05_the_next_incarnation_of_a_slot_gets_its_traffic_and_the_old_one_is_refused() -> None:
+@pytest.mark.scenario("MB-05")
+async def test_the_next_incarnation_of_a_slot_gets_its_traffic_and_the_old_one_is_refused() -> None:
     async with make_server() as server:
         async with serving(make_peer(server.address)):
             await all_joined(server, 1)
@@ -160,7 +163,8 @@ async def test_mb_05_the_next_incarnation_of_a_slot_gets_its_traffic_and_the_old
             assert str(error) == f"{W0} is refused: incarnation 2 of it has been here since"
 
 
-async def test_me_03_refusals_without_end_fill_no_log(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.scenario("ME-03")
+async def test_refusals_without_end_fill_no_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "pearl.runtime.rpc_server")
     async with make_server() as server:
         for _ in range(50):
@@ -169,7 +173,8 @@ async def test_me_03_refusals_without_end_fill_no_log(caplog: pytest.LogCaptureF
     assert len([record for record in caplog.records if record.name == "pearl.runtime.rpc_server"]) == 1
 
 
-async def test_me_03_a_lost_connection_and_its_return_are_logged_once_each(
+@pytest.mark.scenario("ME-03")
+async def test_a_lost_connection_and_its_return_are_logged_once_each(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "pearl.runtime.rpc_server")

@@ -25,7 +25,7 @@ from rpc_messages import (
 
 from pearl.runtime.codec import Kind, encode
 from pearl.runtime.errors import FrameTooLargeError, PeerGoneError, RemoteError
-from pearl.runtime.rpc_server import Call, PeerLost
+from pearl.runtime.inbound import Call, PeerLost
 from pearl.runtime.supervisor import TaskFailedError
 from pearl.testing.manual_clock import ManualClock
 from pearl.types import tcp_address
@@ -189,7 +189,8 @@ async def test_shutdown_ends_the_peer_and_what_it_was_asked() -> None:
         server.drop(W0, "it ended")
 
 
-async def test_pl_06_a_handler_that_fails_on_a_tell_ends_the_peer_with_that_error() -> None:
+@pytest.mark.scenario("PL-06")
+async def test_a_handler_that_fails_on_a_tell_ends_the_peer_with_that_error() -> None:
     async def handle(order: Order) -> None:
         raise KeyError("a bug")
 
@@ -202,7 +203,8 @@ async def test_pl_06_a_handler_that_fails_on_a_tell_ends_the_peer_with_that_erro
         assert "task 'tells' failed: KeyError: 'a bug'" in str(error)
 
 
-async def test_pl_06_a_heartbeat_that_fails_ends_the_peer_with_that_error() -> None:
+@pytest.mark.scenario("PL-06")
+async def test_a_heartbeat_that_fails_ends_the_peer_with_that_error() -> None:
     def heartbeat() -> Heartbeat:
         raise KeyError("a bug")
 
@@ -211,7 +213,8 @@ async def test_pl_06_a_heartbeat_that_fails_ends_the_peer_with_that_error() -> N
         assert "task 'heartbeat' failed: KeyError: 'a bug'" in str(error)
 
 
-async def test_pl_06_a_bug_in_a_callback_reaches_whoever_receives(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.scenario("PL-06")
+async def test_a_bug_in_a_callback_reaches_whoever_receives(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise KeyError("a bug")
 
@@ -225,7 +228,8 @@ async def test_pl_06_a_bug_in_a_callback_reaches_whoever_receives(monkeypatch: p
 # limits that must not be there, and those that must
 
 
-async def test_ht_01_nothing_but_the_queue_bounds_how_many_are_asked_at_once() -> None:
+@pytest.mark.scenario("HT-01")
+async def test_nothing_but_the_queue_bounds_how_many_are_asked_at_once() -> None:
     in_flight, all_there = itertools.count(1), asyncio.Event()
 
     async def handle(order: Order) -> Answer:
@@ -241,7 +245,8 @@ async def test_ht_01_nothing_but_the_queue_bounds_how_many_are_asked_at_once() -
         assert [task.result().number for task in asks] == list(range(512))
 
 
-async def test_ht_02_an_answer_within_a_long_deadline_is_taken_and_asked_for_once() -> None:
+@pytest.mark.scenario("HT-02")
+async def test_an_answer_within_a_long_deadline_is_taken_and_asked_for_once() -> None:
     clock, asked, may_answer = ManualClock(), [], asyncio.Event()
 
     async def handle(order: Order) -> Answer:
@@ -278,7 +283,8 @@ async def outcome_of_timeout(asking: Awaitable[object]) -> str:
     return "no timeout"
 
 
-async def test_mb_04_an_answer_that_is_there_already_beats_a_deadline_that_passed_asleep(
+@pytest.mark.scenario("MB-04")
+async def test_an_answer_that_is_there_already_beats_a_deadline_that_passed_asleep(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = ManualClock()
@@ -295,7 +301,8 @@ async def test_mb_04_an_answer_that_is_there_already_beats_a_deadline_that_passe
         raw.close()
 
 
-async def test_mq_06_a_large_message_passes_or_is_refused_by_name_and_blocks_nobody() -> None:
+@pytest.mark.scenario("MQ-06")
+async def test_a_large_message_passes_or_is_refused_by_name_and_blocks_nobody() -> None:
     async with make_server() as server, serving(make_peer(server.address), make_peer(server.address, slot=1)):
         await all_joined(server, 2)
         near = Order(1, bytes((1 << 20) - 100))
@@ -307,7 +314,8 @@ async def test_mq_06_a_large_message_passes_or_is_refused_by_name_and_blocks_nob
         assert await call(server, W1, 3) == Answer(3)
 
 
-async def test_mq_06_an_answer_that_does_not_fit_is_an_error_for_its_asker_alone() -> None:
+@pytest.mark.scenario("MQ-06")
+async def test_an_answer_that_does_not_fit_is_an_error_for_its_asker_alone() -> None:
     async def handle(order: Order) -> Answer:
         return Answer(order.number, bytes(order.number))
 
@@ -318,7 +326,8 @@ async def test_mq_06_an_answer_that_does_not_fit_is_an_error_for_its_asker_alone
         assert (await call(server, W0, 5)).number == 5
 
 
-async def test_mq_06_a_frame_far_over_the_limit_is_never_read_and_blocks_nobody() -> None:
+@pytest.mark.scenario("MQ-06")
+async def test_a_frame_far_over_the_limit_is_never_read_and_blocks_nobody() -> None:
     async with make_server(max_frame_bytes=1 << 16) as server, serving(make_peer(server.address)):
         await all_joined(server, 1)
         rogue = RawPeer(server.address, "rogue")

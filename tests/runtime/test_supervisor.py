@@ -18,7 +18,8 @@ async def fails(error: BaseException) -> None:
 
 
 @pytest.mark.parametrize("broken", ["heartbeat", "drain", "collector"])
-async def test_pl_06_an_error_in_any_task_comes_out_at_once_with_its_name(broken: str) -> None:
+@pytest.mark.scenario("PL-06")
+async def test_an_error_in_any_task_comes_out_at_once_with_its_name(broken: str) -> None:
     tasks = {name: forever() for name in ("heartbeat", "drain", "collector") if name != broken}
     async with asyncio.timeout(LIMIT_S):
         with pytest.raises(TaskFailedError, match=f"task '{broken}' failed: KeyError: 'x'") as raised:
@@ -27,7 +28,8 @@ async def test_pl_06_an_error_in_any_task_comes_out_at_once_with_its_name(broken
     assert raised.value.name == broken
 
 
-async def test_pl_06_a_task_whose_own_wait_was_cancelled_is_not_just_missing() -> None:
+@pytest.mark.scenario("PL-06")
+async def test_a_task_whose_own_wait_was_cancelled_is_not_just_missing() -> None:
     async with asyncio.timeout(LIMIT_S):
         with pytest.raises(TaskFailedError, match="task 'syncer' failed: CancelledError"):
             await supervise({"syncer": fails(asyncio.CancelledError()), "other": forever()})
@@ -75,7 +77,8 @@ def test_restarts_are_limited_within_the_window_and_forgotten_after_it() -> None
     assert all(limit.allows(now) for now in (0.0, 6.0, 12.0, 18.0, 24.0))
 
 
-def test_me_03_a_line_that_comes_all_the_time_is_said_once_in_a_while_with_its_count(
+@pytest.mark.scenario("ME-03")
+def test_a_line_that_comes_all_the_time_is_said_once_in_a_while_with_its_count(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     limited = RateLimitedLogger(logging.getLogger("test"), period_s=60.0)

@@ -120,7 +120,8 @@ def test_segments_without_live_trajectories_are_deleted_in_order(tmp_path: Path)
     assert segment_files(tmp_path) == ["000006.msgpack"]
 
 
-def test_ck_04_a_crash_at_any_byte_of_the_last_flush(tmp_path: Path) -> None:
+@pytest.mark.scenario("CK-04")
+def test_a_crash_at_any_byte_of_the_last_flush(tmp_path: Path) -> None:
     store = TokenStore(tmp_path / "whole")
     two_turns(store)
     store.flush()
@@ -185,7 +186,8 @@ def take(store: TokenStore, steps: Iterable[Step]) -> None:
         max_size=40,
     )
 )
-def test_ck_04_a_reopened_store_equals_the_one_that_was_closed(
+@pytest.mark.scenario("CK-04")
+def test_a_reopened_store_equals_the_one_that_was_closed(
     tmp_path_factory: pytest.TempPathFactory, steps: list[Step]
 ) -> None:
     directory = tmp_path_factory.mktemp("store")

@@ -28,7 +28,8 @@ def test_records_come_back_and_any_messagepack_reader_streams_them(tmp_path: Pat
         assert [record[2] for record in msgpack.Unpacker(file)] == payloads
 
 
-def test_ck_04_a_tail_cut_at_any_byte_loses_that_record_only(tmp_path: Path) -> None:
+@pytest.mark.scenario("CK-04")
+def test_a_tail_cut_at_any_byte_loses_that_record_only(tmp_path: Path) -> None:
     payloads = [b"one", b"", b"three"]
     path = write(tmp_path, payloads)
     whole = path.read_bytes()
@@ -45,7 +46,8 @@ def test_ck_04_a_tail_cut_at_any_byte_loses_that_record_only(tmp_path: Path) -> 
         assert read(path, may_be_torn=False) == payloads[:num_whole]
 
 
-def test_ck_04_a_changed_byte_anywhere_is_refused_with_file_and_offset(tmp_path: Path) -> None:
+@pytest.mark.scenario("CK-04")
+def test_a_changed_byte_anywhere_is_refused_with_file_and_offset(tmp_path: Path) -> None:
     payloads = [b"one", b"second", b"3"]
     path = write(tmp_path, payloads)
     whole = path.read_bytes()
@@ -57,7 +59,8 @@ def test_ck_04_a_changed_byte_anywhere_is_refused_with_file_and_offset(tmp_path:
             read(path)
 
 
-def test_ck_04_zeros_left_by_a_power_cut_are_a_torn_tail(tmp_path: Path) -> None:
+@pytest.mark.scenario("CK-04")
+def test_zeros_left_by_a_power_cut_are_a_torn_tail(tmp_path: Path) -> None:
     path = write(tmp_path, [b"one"])
     with open(path, "ab") as file:
         file.write(bytes(100))

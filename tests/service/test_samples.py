@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pearl.runtime.rpc_server import RemoteError
+from pearl.runtime.errors import RemoteError
 from pearl.runtime.token_store import TokenStore
 from pearl.service import samples
 from pearl.service.samples import SampleWriter

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from whole_run import WholeRun, once, run_whole
 
 from pearl.testing.cluster import Cluster
@@ -126,7 +127,8 @@ async def test_training_devices_are_lent_and_come_back(tmp_path: Path) -> None:
     assert [name for name in life.cluster.started if name.startswith("training")] == ["training.0.1"]
 
 
-async def test_mh_03_training_gets_its_devices_though_a_worker_does_not_let_go(tmp_path: Path) -> None:
+@pytest.mark.scenario("MH-03")
+async def test_training_gets_its_devices_though_a_worker_does_not_let_go(tmp_path: Path) -> None:
     def prepare(cluster: Cluster) -> None:
         slowed(cluster)
         releases = 0

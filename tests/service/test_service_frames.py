@@ -107,7 +107,8 @@ def test_counts_that_disagree_refuse_the_frame_whole(
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_lp_02_a_bad_logprob_ends_its_attempt_and_keeps_what_came_before(
+@pytest.mark.scenario("LP-02")
+def test_a_bad_logprob_ends_its_attempt_and_keeps_what_came_before(
     frames: TokenIngest, store: TokenStore, bad: float
 ) -> None:
     frames.begin(AttemptId(2), Attempt(TrajectoryId(8), 0, SLOT, LIFE))

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
+import pytest
 from stage import Stage, staged
 
 from pearl.testing.fakes import FakeRollout, FakeTraining, small_config
@@ -61,7 +62,8 @@ async def test_an_interrupt_ends_attempts_with_what_they_made(tmp_path: Path) ->
         await generate(stage, 4)
 
 
-async def test_pr_01_the_last_tokens_of_a_released_worker_come_before_its_release(tmp_path: Path) -> None:
+@pytest.mark.scenario("PR-01")
+async def test_the_last_tokens_of_a_released_worker_come_before_its_release(tmp_path: Path) -> None:
     async with staged(quick_config(queue_messages=4), tmp_path) as stage:
         stage.cluster.holds = lambda worker: True
         await serve(stage)
@@ -76,7 +78,8 @@ async def test_pr_01_the_last_tokens_of_a_released_worker_come_before_its_releas
         assert kinds[kinds.index("TokensStreamed") :] == ["TokensStreamed"] * 12 + ["WorkerReleased"]
 
 
-async def test_mh_03_a_worker_that_does_not_let_go_in_its_limit_is_killed(tmp_path: Path) -> None:
+@pytest.mark.scenario("MH-03")
+async def test_a_worker_that_does_not_let_go_in_its_limit_is_killed(tmp_path: Path) -> None:
     async def never(worker: FakeRollout) -> None:
         await asyncio.sleep(60)
 
@@ -117,7 +120,8 @@ async def test_an_activation_is_proven_with_its_parts_or_fails(tmp_path: Path) -
         assert "rollout.5.1 is not connected" in (await stage.event(events.WeightsFailed)).reason
 
 
-async def test_ws_12_a_superseded_version_is_told_as_such(tmp_path: Path) -> None:
+@pytest.mark.scenario("WS-12")
+async def test_a_superseded_version_is_told_as_such(tmp_path: Path) -> None:
     class Late(FakeRollout):
         async def handle(self, message: Any) -> Any:
             if isinstance(message, UpdateWeights):

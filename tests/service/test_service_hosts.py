@@ -64,7 +64,8 @@ async def test_a_host_joins_knowing_the_address_only_and_runs_what_its_gpus_are_
         assert "host a joined with a/0, a/1" in stage.stream.getvalue()
 
 
-async def test_mb_02_a_host_that_leaves_politely_touches_no_other_and_may_come_back(tmp_path: Path) -> None:
+@pytest.mark.scenario("MB-02")
+async def test_a_host_that_leaves_politely_touches_no_other_and_may_come_back(tmp_path: Path) -> None:
     async with staged(elastic_config(), tmp_path) as stage:
         a, b = await join(stage, "a", 1), await join(stage, "b", 1)
         for slot, gpu in enumerate((A0, B0, "local/1")):

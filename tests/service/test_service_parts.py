@@ -24,7 +24,8 @@ from pearl.types.reports import StepReport, WorkerReport
 from pearl.types.splitmix import splitmix64
 
 
-async def test_mq_01_a_full_mailbox_makes_its_producers_wait_and_loses_nothing() -> None:
+@pytest.mark.scenario("MQ-01")
+async def test_a_full_mailbox_makes_its_producers_wait_and_loses_nothing() -> None:
     mailbox: Mailbox[int] = Mailbox(3)
     taken: list[int] = []
 
@@ -111,7 +112,8 @@ def worker_report(slot: int, activity: str, event: str, reason: str = "") -> Wor
     )
 
 
-def test_lp_02_metrics_are_strict_json_whatever_the_numbers(tmp_path: Path) -> None:
+@pytest.mark.scenario("LP-02")
+def test_metrics_are_strict_json_whatever_the_numbers(tmp_path: Path) -> None:
     files = RunFiles(tmp_path)
     files.report(Report(step_report(1, None, loss=math.nan, gap=math.inf, lr=0.5, seconds=7.0)))
     files.flush()

@@ -90,7 +90,8 @@ def test_a_resumed_run_plays_the_rest_of_its_trace() -> None:
     assert rest(by_step, 100.0, 2) == by_step[3:]
 
 
-def test_tr_01_a_bad_trace_is_refused_before_anything_starts(tmp_path: Path) -> None:
+@pytest.mark.scenario("TR-01")
+def test_a_bad_trace_is_refused_before_anything_starts(tmp_path: Path) -> None:
     path, said = tmp_path / "trace.jsonl", list[str]()
     path.write_text('{"time_s": 1, "arrive": 1}\n{"time_s": 2}\n')
     config = msgspec.structs.replace(small_config(), elastic=ElasticConfig(inter=True, trace=str(path)))

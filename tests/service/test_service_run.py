@@ -84,7 +84,8 @@ async def test_an_environment_worker_that_cannot_start_is_said_with_its_log(tmp_
     assert nothing_is_left(tmp_path / "run")
 
 
-async def test_nw_01_an_occupied_port_is_refused_with_the_key(tmp_path: Path) -> None:
+@pytest.mark.scenario("NW-01")
+async def test_an_occupied_port_is_refused_with_the_key(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         address = f"runtime.address=tcp://127.0.0.1:{port}"
@@ -118,7 +119,8 @@ async def _say_hello(process: asyncio.subprocess.Process, run_dir: Path) -> None
         await asyncio.sleep(0.05)  # a file has no event; the test's own limit ends it
 
 
-async def test_pl_01_a_signal_during_the_start_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.scenario("PL-01")
+async def test_a_signal_during_the_start_leaves_nothing(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     async with start(run_dir, "sleeper") as process:
         await _say_hello(process, run_dir)
@@ -134,7 +136,8 @@ INT, TERM = signal.SIGINT, signal.SIGTERM
 
 @pytest.mark.parametrize(("numbers", "code"), [([INT] * 5, 130), ([TERM] * 5, 143), ([TERM, INT, INT], 143)])
 @pytest.mark.parametrize("event", ["run directory", "environment: starting", "stopped by signal"])
-async def test_pl_01_signals_in_a_row_end_it_with_the_code_of_the_first(
+@pytest.mark.scenario("PL-01")
+async def test_signals_in_a_row_end_it_with_the_code_of_the_first(
     tmp_path: Path, event: str, numbers: list[signal.Signals], code: int
 ) -> None:
     run_dir = tmp_path / "run"
@@ -154,7 +157,8 @@ async def test_pl_01_signals_in_a_row_end_it_with_the_code_of_the_first(
 
 
 @pytest.mark.parametrize(("number", "code"), [(INT, 130), (TERM, 143)])
-async def test_pl_01_signals_while_it_imports_end_it_with_their_code(
+@pytest.mark.scenario("PL-01")
+async def test_signals_while_it_imports_end_it_with_their_code(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     words = ("-X", "importtime", "-m", "pearl", "run", "absent.toml", "--run-dir", str(tmp_path / "run"))
@@ -192,7 +196,8 @@ async def test_the_name_of_a_run_directory_is_no_template(tmp_path: Path, name: 
     assert nothing_is_left(run_dir)
 
 
-async def test_pl_02_kill_9_of_the_coordinator_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.scenario("PL-02")
+async def test_kill_9_of_the_coordinator_leaves_nothing(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     async with start(run_dir, "sleeper") as process:
         await _say_hello(process, run_dir)
@@ -208,7 +213,8 @@ async def test_pl_02_kill_9_of_the_coordinator_leaves_nothing(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "victim", ["coordinator", "agent", "environment", "all but the subreapers", "nobody"]
 )
-async def test_pl_02_what_an_environment_started_in_a_session_of_its_own_ends_too(
+@pytest.mark.scenario("PL-02")
+async def test_what_an_environment_started_in_a_session_of_its_own_ends_too(
     tmp_path: Path, victim: str
 ) -> None:
     """With an environment that is empty and a parent that is gone, only its descent tells whose it is."""

@@ -41,7 +41,8 @@ async def test_a_run_leaves_its_results_and_a_journal_that_replays(tmp_path: Pat
     assert "workers 2/2" in life.stream.getvalue()
 
 
-async def test_tk_01_samples_hold_exactly_what_was_generated(tmp_path: Path) -> None:
+@pytest.mark.scenario("TK-01")
+async def test_samples_hold_exactly_what_was_generated(tmp_path: Path) -> None:
     life = await run_whole(tmp_path)
     made = {request.trajectory: request for request in life.cluster.requests}
     for version, samples in life.cluster.trained.items():
@@ -120,7 +121,8 @@ async def test_a_dead_trainer_restarts_from_its_checkpoint(tmp_path: Path) -> No
     assert max(version.lineage for version in life.cluster.trained) == 1
 
 
-async def test_lp_02_a_bad_logprob_ends_only_its_attempt(tmp_path: Path) -> None:
+@pytest.mark.scenario("LP-02")
+async def test_a_bad_logprob_ends_only_its_attempt(tmp_path: Path) -> None:
     bad = iter([math.nan, -math.inf])
 
     def logprob(request: Generate, token: int) -> float:
@@ -182,7 +184,8 @@ async def test_a_stop_is_orderly_and_can_be_resumed(tmp_path: Path) -> None:
     assert second.cluster.num_demonstrations == 0  # the trainer came from its checkpoint
 
 
-async def test_ck_01_a_run_whose_files_are_lost_is_not_begun_again_over_its_results(tmp_path: Path) -> None:
+@pytest.mark.scenario("CK-01")
+async def test_a_run_whose_files_are_lost_is_not_begun_again_over_its_results(tmp_path: Path) -> None:
     config = small_config()
     cluster = Cluster(config)
     life = WholeRun(config, tmp_path, cluster)
@@ -212,7 +215,8 @@ class DeathError(Exception):
 @pytest.mark.parametrize(
     "at", [3, 40, 90, 150]
 )  # journal entries; how many make a batch is a matter of timing
-async def test_ck_01_a_coordinator_that_dies_anywhere_is_resumed_without_loss(
+@pytest.mark.scenario("CK-01")
+async def test_a_coordinator_that_dies_anywhere_is_resumed_without_loss(
     tmp_path: Path, at: int, is_journalled: bool
 ) -> None:
     """It dies with tokens stored but not journalled, or with an event journalled whose commands did not run."""
@@ -306,7 +310,8 @@ async def test_the_agent_of_this_host_may_be_silent_as_long_as_its_process_lives
     assert all(name.endswith(".1") for name in cluster.started)
 
 
-async def test_mb_04_nobody_is_dead_because_the_coordinator_slept(
+@pytest.mark.scenario("MB-04")
+async def test_nobody_is_dead_because_the_coordinator_slept(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def prepare(cluster: Cluster) -> None:

@@ -55,9 +55,8 @@ def saved_in_six_ways(text: str) -> list[bytes]:
         ("t_s,gpus\n0,1\n10,1\n20,0\n", [arrive(0, 1), reclaim(20, 1)]),
     ],
 )
-def test_tr_01_the_same_trace_however_it_was_saved(
-    text: str, expected: list[TraceEvent], tmp_path: Path
-) -> None:
+@pytest.mark.scenario("TR-01")
+def test_the_same_trace_however_it_was_saved(text: str, expected: list[TraceEvent], tmp_path: Path) -> None:
     for data in saved_in_six_ways(text):
         assert read(tmp_path, data) == expected
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from pearl.runtime.rpc_server import PeerGoneError, QueueFullError, RemoteError, RpcServer
+from pearl.runtime.errors import PeerGoneError, QueueFullError, RemoteError
+from pearl.runtime.rpc_server import RpcServer
 from pearl.runtime.supervisor import RestartLimit
 from pearl.runtime.token_store import TokenStore
 from pearl.service.loop.inbox import EnvironmentResult, Inbox

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from pearl.runtime.rpc_server import PeerGoneError, QueueFullError, RpcServer
+from pearl.runtime.errors import PeerGoneError, QueueFullError
+from pearl.runtime.rpc_server import RpcServer
 from pearl.service.loop.inbox import Inbox
 from pearl.service.processes.liveness_monitor import LivenessMonitor
 from pearl.service.processes.process_manager import LOCAL_HOST, ProcessManager

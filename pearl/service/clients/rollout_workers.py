@@ -4,7 +4,8 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from pearl.runtime.rpc_server import PeerGoneError, QueueFullError, RpcServer
+from pearl.runtime.errors import PeerGoneError, QueueFullError
+from pearl.runtime.rpc_server import RpcServer
 from pearl.runtime.token_store import TokenStore
 from pearl.service.loop.inbox import Inbox
 from pearl.service.loop.token_ingest import Attempt, TokenIngest

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any, TypeVar
 
-from pearl.runtime.errors import FinalError
-from pearl.runtime.rpc_server import PeerGoneError, QueueFullError, RemoteError, RpcServer
+from pearl.runtime.errors import FinalError, PeerGoneError, QueueFullError, RemoteError
+from pearl.runtime.rpc_server import RpcServer
 from pearl.runtime.token_store import TokenStore
 from pearl.service.clients.environment_pool import DEMONSTRATIONS_PER_ASK, EnvironmentPool
 from pearl.service.loop.inbox import Inbox

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from pearl.runtime.rpc_server import PeerGoneError, QueueFullError, RemoteError, RpcServer
+from pearl.runtime.errors import PeerGoneError, QueueFullError, RemoteError
+from pearl.runtime.rpc_server import RpcServer
 from pearl.service.clients.rollout_workers import peer_name
 from pearl.service.loop.inbox import Inbox
 from pearl.types import commands, events

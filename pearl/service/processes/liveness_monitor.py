@@ -5,9 +5,10 @@ import logging
 from collections.abc import Callable
 
 from pearl.runtime.clock import Clock
+from pearl.runtime.errors import PeerGoneError
 from pearl.runtime.liveness import Limits, Liveness
 from pearl.runtime.rate_limited_log import RateLimitedLogger
-from pearl.runtime.rpc_server import PeerGoneError, RpcServer
+from pearl.runtime.rpc_server import RpcServer
 from pearl.types.config import RuntimeConfig
 from pearl.types.messages.control import Heartbeat
 

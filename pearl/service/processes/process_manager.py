@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pearl.runtime import mmap_counter
-from pearl.runtime.rpc_server import PeerGoneError, QueueFullError, RemoteError, RpcServer
+from pearl.runtime.errors import PeerGoneError, QueueFullError, RemoteError
+from pearl.runtime.rpc_server import RpcServer
 from pearl.service.processes.liveness_monitor import LivenessMonitor
 from pearl.types.messages.control import (
     GroupExited,

@@ -99,7 +99,8 @@ def test_nothing_is_asked_of_the_library_for_nothing(library: Library) -> None:
     assert library.calls == []
 
 
-def test_mh_01_memory_that_the_driver_does_not_report_free_is_an_error(
+@pytest.mark.scenario("MH-01")
+def test_memory_that_the_driver_does_not_report_free_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     library = driven(monkeypatch, Library(frees=False))
@@ -109,7 +110,8 @@ def test_mh_01_memory_that_the_driver_does_not_report_free_is_an_error(
     assert saver.is_released("state")
 
 
-def test_mh_02_mh_08_a_restore_without_room_names_the_holder_and_may_be_tried_again(library: Library) -> None:
+@pytest.mark.scenario("MH-02", "MH-08")
+def test_a_restore_without_room_names_the_holder_and_may_be_tried_again(library: Library) -> None:
     saver, tensors = CudaSaver(DEVICE, library), state(8 * MIB)
     saver.release("state", tensors, keep=True)
     library.free = MIB
@@ -130,7 +132,8 @@ def test_a_gpu_without_its_library_is_refused_with_the_way_out(monkeypatch: pyte
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_mh_01_a_gpu_is_freed_and_filled_again() -> None:
+@pytest.mark.scenario("MH-01")
+def test_a_gpu_is_freed_and_filled_again() -> None:
     device = DEVICE
     saver = CudaSaver(device)
     tensors = [tensor.to(device) for tensor in state(128 * MIB)]

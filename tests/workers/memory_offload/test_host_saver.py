@@ -110,7 +110,8 @@ def test_nothing_at_all_can_be_released() -> None:
     assert not saver.is_released("state")
 
 
-def test_mh_01_a_release_that_frees_nothing_is_an_error_and_the_content_comes_back() -> None:
+@pytest.mark.scenario("MH-01")
+def test_a_release_that_frees_nothing_is_an_error_and_the_content_comes_back() -> None:
     saver, tensors = HostSaver(drop_pages=lambda pages: None), state()
     before = bits(tensors)
     with pytest.raises(NotFreedError, match=r"state: \d+ of \d+ bytes are still in memory"):
@@ -119,7 +120,8 @@ def test_mh_01_a_release_that_frees_nothing_is_an_error_and_the_content_comes_ba
     assert bits(tensors) == before
 
 
-def test_mh_01_pages_that_the_system_keeps_are_an_error() -> None:
+@pytest.mark.scenario("MH-01")
+def test_pages_that_the_system_keeps_are_an_error() -> None:
     def refuse(pages: Pages) -> None:
         raise OSError(22, "madvise: Invalid argument")
 
@@ -127,7 +129,8 @@ def test_mh_01_pages_that_the_system_keeps_are_an_error() -> None:
         HostSaver(drop_pages=refuse).release("state", state(), keep=False)
 
 
-def test_mh_02_a_restore_waits_for_nobody_and_may_be_tried_again() -> None:
+@pytest.mark.scenario("MH-02")
+def test_a_restore_waits_for_nobody_and_may_be_tried_again() -> None:
     free = 10 * MIB
     saver, tensors = HostSaver(free_bytes=lambda: free), state()
     before = bits(tensors)
@@ -143,7 +146,8 @@ def test_mh_02_a_restore_waits_for_nobody_and_may_be_tried_again() -> None:
     assert bits(tensors) == before
 
 
-def test_mh_02_a_restore_that_breaks_half_way_leaves_nothing_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.scenario("MH-02")
+def test_a_restore_that_breaks_half_way_leaves_nothing_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     saver, tensors = HostSaver(), state()
     before = bits(tensors)
     saver.release("state", tensors, keep=True)
@@ -158,7 +162,8 @@ def test_mh_02_a_restore_that_breaks_half_way_leaves_nothing_taken(monkeypatch: 
     assert bits(tensors) == before
 
 
-def test_mh_02_a_backup_without_room_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.scenario("MH-02")
+def test_a_backup_without_room_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     saver, tensors = HostSaver(), state()
     before, files = bits(tensors), open_files()
     with monkeypatch.context() as patch:

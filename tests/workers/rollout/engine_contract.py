@@ -84,7 +84,8 @@ async def test_the_last_delta_and_only_it_has_the_finish_reason(subject: Subject
     assert subject.engine.iteration_stats() == []
 
 
-async def test_pr_04_an_attempt_id_is_used_once(subject: Subject) -> None:
+@pytest.mark.scenario("PR-04")
+async def test_an_attempt_id_is_used_once(subject: Subject) -> None:
     await subject.take(1)
     await subject.generate(request(1, ids(1, 9), 500))
     with pytest.raises(ValueError, match="attempt 1 is already known"):
@@ -95,7 +96,8 @@ async def test_pr_04_an_attempt_id_is_used_once(subject: Subject) -> None:
         await subject.generate(request(1, ids(1, 9), 4))
 
 
-async def test_pr_04_aborted_and_resubmitted_at_once_500_times(subject: Subject) -> None:
+@pytest.mark.scenario("PR-04")
+async def test_aborted_and_resubmitted_at_once_500_times(subject: Subject) -> None:
     await subject.take(1)
     context = ids(1, 9)
     for attempt in range(500):
@@ -152,7 +154,8 @@ async def test_flush_is_refused_while_the_cache_is_in_use(subject: Subject) -> N
         await subject.engine.flush_cache()
 
 
-async def test_ws_01_resuming_in_the_middle_of_an_update_neither_races_nor_hangs(subject: Subject) -> None:
+@pytest.mark.scenario("WS-01")
+async def test_resuming_in_the_middle_of_an_update_neither_races_nor_hangs(subject: Subject) -> None:
     await subject.take(0)
     attempts = range(8)
     await subject.generate(*[request(a, ids(a, 12), 200) for a in attempts])
@@ -178,7 +181,8 @@ async def test_ws_01_resuming_in_the_middle_of_an_update_neither_races_nor_hangs
     assert {run.version for run in found[8].runs} == {Version(0, 50)}
 
 
-async def test_ws_05_refused_weights_stop_the_engine_until_a_whole_good_update(subject: Subject) -> None:
+@pytest.mark.scenario("WS-05")
+async def test_refused_weights_stop_the_engine_until_a_whole_good_update(subject: Subject) -> None:
     await subject.take(1)
     image = subject.image(2)
     name = image.tensors[3].name
@@ -196,7 +200,8 @@ async def test_ws_05_refused_weights_stop_the_engine_until_a_whole_good_update(s
     assert {run.version for run in found[1].runs} == {image.version}
 
 
-async def test_ws_05_missing_tensors_and_missing_bytes_are_named(subject: Subject) -> None:
+@pytest.mark.scenario("WS-05")
+async def test_missing_tensors_and_missing_bytes_are_named(subject: Subject) -> None:
     image = subject.image(1)
     missing = image.tensors[2].name
     with pytest.raises(ValueError, match=missing):
@@ -216,7 +221,8 @@ async def test_ws_05_missing_tensors_and_missing_bytes_are_named(subject: Subjec
         await subject.engine.end_update()
 
 
-async def test_ws_07_no_kv_of_old_weights_meets_a_request_under_the_new_ones(subject: Subject) -> None:
+@pytest.mark.scenario("WS-07")
+async def test_no_kv_of_old_weights_meets_a_request_under_the_new_ones(subject: Subject) -> None:
     await subject.take(1)
     prompt = ids(9, 70)
     await subject.generate(request(1, prompt, 8, seed=3))
@@ -241,7 +247,8 @@ async def test_ws_07_no_kv_of_old_weights_meets_a_request_under_the_new_ones(sub
     assert warm.logprobs == pytest.approx(cold.logprobs, abs=1e-5)
 
 
-async def test_ws_12_the_size_of_buckets_changes_nothing(subject: Subject) -> None:
+@pytest.mark.scenario("WS-12")
+async def test_the_size_of_buckets_changes_nothing(subject: Subject) -> None:
     image = subject.image(1)
     seen = []
     for attempt, size in enumerate((64, 4096, len(image.data))):

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from pearl.runtime.clock import MonotonicClock
-from pearl.runtime.rpc_server import Notification, PeerJoined, RpcServer
+from pearl.runtime.inbound import Notification, PeerJoined
+from pearl.runtime.rpc_server import RpcServer
 from pearl.types import emulated_tokens
 from pearl.types.config import Config, EmulatedConfig, RuntimeConfig
 from pearl.types.messages.control import Heartbeat, Shutdown

@@ -33,7 +33,8 @@ def test_greedy_tokens_equal_those_of_generate_in_a_mixed_batch() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_lp_01_logprobs_are_those_of_the_scaled_logits(temperature: float) -> None:
+@pytest.mark.scenario("LP-01")
+def test_logprobs_are_those_of_the_scaled_logits(temperature: float) -> None:
     core = ready_core()
     contexts = [ids(seed, 10 + 7 * seed) for seed in range(6)]
     found = run(core, *[request(i, c, 20, temperature=temperature) for i, c in enumerate(contexts)])
@@ -136,7 +137,8 @@ def test_the_youngest_is_retracted_when_pages_run_out_and_nothing_is_lost() -> N
     assert all_pages_free(core)
 
 
-def test_pr_01_an_abort_keeps_what_running_retracted_and_queued_requests_made() -> None:
+@pytest.mark.scenario("PR-01")
+def test_an_abort_keeps_what_running_retracted_and_queued_requests_made() -> None:
     core = ready_core(max_running=2)
     contexts = [ids(seed, 12) for seed in range(3)]
     straight = run(ready_core(), *[request(i, c, 60) for i, c in enumerate(contexts)])
@@ -158,7 +160,8 @@ def test_pr_01_an_abort_keeps_what_running_retracted_and_queued_requests_made() 
     assert all_pages_free(core)
 
 
-def test_pr_03_a_resumed_answer_stops_at_what_is_still_allowed() -> None:
+@pytest.mark.scenario("PR-03")
+def test_a_resumed_answer_stops_at_what_is_still_allowed() -> None:
     core = ready_core()
     context, asked, total = ids(1, 10), [100, 40, 10], 0
     for attempt, (limit, stop_after) in enumerate(zip(asked, (60, 30, None), strict=True)):
@@ -175,7 +178,8 @@ def test_pr_03_a_resumed_answer_stops_at_what_is_still_allowed() -> None:
     assert (total, answer.finish) == (100, "length")
 
 
-def test_tk_05_each_stop_id_ends_the_answer_once_and_a_length_stop_adds_none() -> None:
+@pytest.mark.scenario("TK-05")
+def test_each_stop_id_ends_the_answer_once_and_a_length_stop_adds_none() -> None:
     context = ids(6, 12)
     straight = generate_one(ready_core(), request(0, context, 40, seed=2)).ids
     second = next(i for i in range(1, 40) if straight[i] not in straight[:i])
@@ -191,7 +195,8 @@ def test_tk_05_each_stop_id_ends_the_answer_once_and_a_length_stop_adds_none() -
     assert (last.ids, last.finish) == ([straight[0]], "stop")
 
 
-def test_lp_02_logits_that_are_not_finite_end_their_request_alone() -> None:
+@pytest.mark.scenario("LP-02")
+def test_logits_that_are_not_finite_end_their_request_alone() -> None:
     core = ready_core()
     poison, contexts = 7, [ids(seed, 30) for seed in range(4)]
     for context in contexts:

@@ -2,6 +2,7 @@
 
 import msgspec
 import numpy as np
+import pytest
 from engine_support import (
     Answer,
     all_pages_free,
@@ -88,7 +89,8 @@ def test_kv_carried_in_uneven_pieces_decodes_as_if_computed_here() -> None:
     assert all_pages_free(decode)
 
 
-def test_pd_05_kv_of_a_dead_attempt_never_lands_in_pages_given_to_another() -> None:
+@pytest.mark.scenario("PD-05")
+def test_kv_of_a_dead_attempt_never_lands_in_pages_given_to_another() -> None:
     prefill, decode = pair(kv_capacity_tokens=64)
     dead = submit(prefill, decode, request(1, ids(1, 50), 8, temperature=0.0))
     assert offer(decode, dead) == [Granted(1, 0)]
@@ -107,7 +109,8 @@ def test_pd_05_kv_of_a_dead_attempt_never_lands_in_pages_given_to_another() -> N
     assert ended(prefill, 1).finish == "abort"
 
 
-def test_pd_09_kv_of_another_shape_is_refused_with_both_named() -> None:
+@pytest.mark.scenario("PD-09")
+def test_kv_of_another_shape_is_refused_with_both_named() -> None:
     prefill, decode = pair()
     whole = submit(prefill, decode, request(1, ids(1, 20), 4))
     offer(decode, whole)
@@ -122,7 +125,8 @@ def test_pd_09_kv_of_another_shape_is_refused_with_both_named() -> None:
     assert ended(decode, 2).finish == "abort"
 
 
-def test_pd_09_the_first_offer_is_held_against_the_model() -> None:
+@pytest.mark.scenario("PD-09")
+def test_the_first_offer_is_held_against_the_model() -> None:
     prefill, decode = pair()
     ready = submit(prefill, decode, request(1, ids(1, 20), 4))
     assert layout_of(decode._runner.store).layers == ()

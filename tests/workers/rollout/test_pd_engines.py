@@ -137,7 +137,8 @@ async def test_a_group_is_prefilled_once_and_its_prompt_sent_once() -> None:
         assert len({tuple(found[member].ids) for member in range(8)}) > 1
 
 
-async def test_pd_05_aborts_and_resumes_in_between_change_nothing_and_leave_nothing() -> None:
+@pytest.mark.scenario("PD-05")
+async def test_aborts_and_resumes_in_between_change_nothing_and_leave_nothing() -> None:
     chance = random.Random(5)
     async with working("prefill", "prefill", "decode", "decode") as workers:
         prefills, decodes = workers[:2], workers[2:]
@@ -165,7 +166,8 @@ async def test_pd_05_aborts_and_resumes_in_between_change_nothing_and_leave_noth
             assert await worker.is_clean()
 
 
-async def test_pd_04_a_crowded_decode_worker_finishes_all() -> None:
+@pytest.mark.scenario("PD-04")
+async def test_a_crowded_decode_worker_finishes_all() -> None:
     # Room for about three of eight.
     small = EngineSettings(kv_capacity_tokens=3 * 128)
     async with working("prefill", "decode", settings=[EngineSettings(), small]) as (prefill, decode):
@@ -178,7 +180,8 @@ async def test_pd_04_a_crowded_decode_worker_finishes_all() -> None:
         assert await prefill.is_clean()
 
 
-async def test_pd_04_two_full_workers_on_each_side_do_not_wait_for_each_other() -> None:
+@pytest.mark.scenario("PD-04")
+async def test_two_full_workers_on_each_side_do_not_wait_for_each_other() -> None:
     small = EngineSettings(kv_capacity_tokens=2 * 96)
     roles: tuple[Role, ...] = ("prefill", "prefill", "decode", "decode")
     async with working(*roles, settings=[small] * 4) as workers:
@@ -190,7 +193,8 @@ async def test_pd_04_two_full_workers_on_each_side_do_not_wait_for_each_other() 
             assert (await decode.ended(attempt))[attempt].ids == expected
 
 
-async def test_pd_03_what_the_prefill_side_refuses_the_decode_side_never_answers() -> None:
+@pytest.mark.scenario("PD-03")
+async def test_what_the_prefill_side_refuses_the_decode_side_never_answers() -> None:
     small = EngineSettings(kv_capacity_tokens=64)
     async with working("prefill", "decode", settings=[small, EngineSettings()]) as (prefill, decode):
         await send(prefill, decode, 1, ids(1, 100), 8)
@@ -203,7 +207,8 @@ async def test_pd_03_what_the_prefill_side_refuses_the_decode_side_never_answers
         assert await decode.is_clean()
 
 
-async def test_pd_10_answers_do_not_decay() -> None:
+@pytest.mark.scenario("PD-10")
+async def test_answers_do_not_decay() -> None:
     async with working("prefill", "decode") as (prefill, decode):
         contexts = [ids(seed, 10 + seed % 50) for seed in range(200)]
         for first in range(0, 200, 20):
@@ -228,7 +233,8 @@ async def test_a_request_that_does_not_fit_the_role_goes_elsewhere(role: str) ->
         assert role in answer.error
 
 
-async def test_pd_08_roles_change_ten_times_and_outputs_stay() -> None:
+@pytest.mark.scenario("PD-08")
+async def test_roles_change_ten_times_and_outputs_stay() -> None:
     async with working("prefill", "decode") as workers:
         attempts = iter(range(1000))
         for _ in range(10):

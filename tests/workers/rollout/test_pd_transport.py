@@ -108,7 +108,8 @@ PREFILL_FAULTS: dict[str, tuple[Said, bytes, str]] = {
 
 
 @pytest.mark.parametrize("fault", PREFILL_FAULTS)
-async def test_pd_01_a_prefill_side_that_fails_ends_the_decode_half_in_time(fault: str) -> None:
+@pytest.mark.scenario("PD-01")
+async def test_a_prefill_side_that_fails_ends_the_decode_half_in_time(fault: str) -> None:
     said, payload, reason = PREFILL_FAULTS[fault]
     async with engines(1, QUICK) as (sink,), prefill_peer(sink, 1) as peer:
         sink.expect(1)
@@ -122,7 +123,8 @@ async def test_pd_01_a_prefill_side_that_fails_ends_the_decode_half_in_time(faul
 
 
 @pytest.mark.parametrize("how", ["closed", "reset"])
-async def test_pd_01_a_cut_connection_ends_the_decode_half_at_once(how: str) -> None:
+@pytest.mark.scenario("PD-01")
+async def test_a_cut_connection_ends_the_decode_half_at_once(how: str) -> None:
     async with engines(1) as (sink,), prefill_peer(sink, 1) as peer:
         sink.expect(1)
         peer.say(OFFER)
@@ -148,7 +150,8 @@ DECODE_FAULTS: dict[str, tuple[Said, str]] = {
 
 
 @pytest.mark.parametrize("fault", DECODE_FAULTS)
-async def test_pd_01_a_decode_side_that_fails_ends_the_prefill_half_in_time(fault: str) -> None:
+@pytest.mark.scenario("PD-01")
+async def test_a_decode_side_that_fails_ends_the_prefill_half_in_time(fault: str) -> None:
     said, reason = DECODE_FAULTS[fault]
     async with engines(1, QUICK) as (source,), decode_peer() as (address, met):
         source.begin(1, address, 8)
@@ -178,7 +181,8 @@ async def test_nobody_at_the_address_is_said_at_once() -> None:
             assert "is no KV address host:port/token" in await source.outcome(attempt)
 
 
-async def test_pd_05_a_half_whose_other_half_never_comes_ends_within_its_limit() -> None:
+@pytest.mark.scenario("PD-05")
+async def test_a_half_whose_other_half_never_comes_ends_within_its_limit() -> None:
     async with engines(2, QUICK) as (source, sink):
         sink.expect(1)
         assert await sink.outcome(1) == "rollout.0.1 did not get in touch within 0.3 s"
@@ -232,7 +236,8 @@ async def test_an_engine_that_does_not_answer_ends_the_attempt() -> None:
 
 
 @pytest.mark.parametrize("side", ["prefill", "decode"])
-async def test_pd_05_an_abort_in_the_middle_reaches_the_other_side_at_once(side: str) -> None:
+@pytest.mark.scenario("PD-05")
+async def test_an_abort_in_the_middle_reaches_the_other_side_at_once(side: str) -> None:
     async with engines(2) as (source, sink):
         sink.landing.clear()
         sink.expect(1)

@@ -16,7 +16,8 @@ from pd_support import send, stage, working
 
 from pearl.runtime.clock import MonotonicClock
 from pearl.runtime.errors import RemoteError
-from pearl.runtime.rpc_server import Notification, PeerJoined, RpcServer
+from pearl.runtime.inbound import Notification, PeerJoined
+from pearl.runtime.rpc_server import RpcServer
 from pearl.types.config import Config, ElasticConfig, ModelConfig, RuntimeConfig
 from pearl.types.messages.control import Heartbeat
 from pearl.types.messages.rollout import (
@@ -155,7 +156,8 @@ async def fleet(directory: Path, *roles: Role) -> AsyncIterator[Fleet]:
 
 
 @pytest.mark.timeout(180)
-async def test_pd_01_kill_9_of_a_prefill_and_of_a_decode_worker(tmp_path: Path) -> None:
+@pytest.mark.scenario("PD-01")
+async def test_kill_9_of_a_prefill_and_of_a_decode_worker(tmp_path: Path) -> None:
     attempts = range(10)
     contexts = [ids(attempt, 1500) for attempt in attempts]
     async with (
@@ -201,7 +203,8 @@ async def test_pd_01_kill_9_of_a_prefill_and_of_a_decode_worker(tmp_path: Path) 
 
 
 @pytest.mark.timeout(120)
-async def test_pd_08_a_role_is_set_by_message_drained_first(tmp_path: Path) -> None:
+@pytest.mark.scenario("PD-08")
+async def test_a_role_is_set_by_message_drained_first(tmp_path: Path) -> None:
     async with fleet(tmp_path, "colocated") as found, working("decode") as (decode,):
         assert (await found.set_role(0, "prefill")).role == "prefill"
         context = ids(1, 40)

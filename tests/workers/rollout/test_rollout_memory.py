@@ -71,7 +71,8 @@ async def test_a_release_ends_every_attempt_with_what_it_made_before_its_answer(
         assert all(answer.finish == "abort" and len(answer.ids) >= 5 for answer in found.values())
 
 
-async def test_mh_03_a_request_that_reaches_a_released_worker_ends_at_once_with_nothing() -> None:
+@pytest.mark.scenario("MH-03")
+async def test_a_request_that_reaches_a_released_worker_ends_at_once_with_nothing() -> None:
     async with working() as coordinator:
         snapshot = coordinator.publish(1)
         await coordinator.update(snapshot)
@@ -87,7 +88,8 @@ async def test_mh_03_a_request_that_reaches_a_released_worker_ends_at_once_with_
         assert (await coordinator.finished(9))[9].finish == "length"
 
 
-async def test_mh_03_requests_in_a_hundred_borrows_and_returns_keep_what_was_made() -> None:
+@pytest.mark.scenario("MH-03")
+async def test_requests_in_a_hundred_borrows_and_returns_keep_what_was_made() -> None:
     async with working() as coordinator:
         snapshot = coordinator.publish(1)
         await coordinator.activate(snapshot)
@@ -182,7 +184,8 @@ async def test_an_activation_that_fails_leaves_the_worker_released() -> None:
         assert (await coordinator.finished(2))[2].finish == "length"
 
 
-async def test_mh_02_mh_08_without_room_an_activation_fails_naming_it_and_nothing_is_half_started(
+@pytest.mark.scenario("MH-02", "MH-08")
+async def test_without_room_an_activation_fails_naming_it_and_nothing_is_half_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     free = 1 << 40
@@ -203,7 +206,8 @@ async def test_mh_02_mh_08_without_room_an_activation_fails_naming_it_and_nothin
         assert (await coordinator.finished(2))[2].finish == "length"
 
 
-async def test_mh_01_a_release_that_frees_nothing_is_answered_by_an_error(
+@pytest.mark.scenario("MH-01")
+async def test_a_release_that_frees_nothing_is_answered_by_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def keep(pages: Pages) -> None:
@@ -228,7 +232,8 @@ async def test_a_release_that_takes_too_long_is_an_error(monkeypatch: pytest.Mon
             gate.opened.set()
 
 
-async def test_pr_01_an_interrupt_ends_everything_and_the_worker_serves_on() -> None:
+@pytest.mark.scenario("PR-01")
+async def test_an_interrupt_ends_everything_and_the_worker_serves_on() -> None:
     async with working() as coordinator:
         await coordinator.update(coordinator.publish(1))
         for attempt in range(4):

@@ -15,7 +15,8 @@ from engine_support import VOCABULARY, Answer, gather, ids, reference
 
 from pearl.runtime.clock import MonotonicClock
 from pearl.runtime.errors import RemoteError
-from pearl.runtime.rpc_server import Notification, PeerJoined, RpcServer
+from pearl.runtime.inbound import Notification, PeerJoined
+from pearl.runtime.rpc_server import RpcServer
 from pearl.types.config import Config, ModelConfig, RolloutConfig, RuntimeConfig
 from pearl.types.messages.control import Ack, Heartbeat, Shutdown
 from pearl.types.messages.rollout import (
@@ -184,7 +185,8 @@ async def test_an_interrupting_update_sends_what_was_made_before_its_answer() ->
         assert {(run.version, run.kv_version) for run in runs} == {(Version(0, 2), Version(0, 2))}
 
 
-async def test_pr_05_an_update_in_place_marks_each_token_with_its_version() -> None:
+@pytest.mark.scenario("PR-05")
+async def test_an_update_in_place_marks_each_token_with_its_version() -> None:
     async with working() as coordinator:
         await coordinator.update(coordinator.publish(1))
         coordinator.generate(1, 3000)
@@ -218,7 +220,8 @@ async def test_a_draining_update_lets_requests_finish_and_takes_none() -> None:
         assert (found[2].ids, found[2].finish) == ([], "abort")
 
 
-async def test_ws_05_a_failed_update_names_worker_and_tensor_and_the_next_one_heals_it() -> None:
+@pytest.mark.scenario("WS-05")
+async def test_a_failed_update_names_worker_and_tensor_and_the_next_one_heals_it() -> None:
     async with working() as coordinator:
         await coordinator.update(coordinator.publish(1))
         good = coordinator.publish(2)
@@ -234,7 +237,8 @@ async def test_ws_05_a_failed_update_names_worker_and_tensor_and_the_next_one_he
         assert {run.version for run in (await coordinator.finished(1))[1].runs} <= {Version(0, 2)}
 
 
-async def test_ws_05_weights_other_than_the_published_ones_are_not_served() -> None:
+@pytest.mark.scenario("WS-05")
+async def test_weights_other_than_the_published_ones_are_not_served() -> None:
     async with working() as coordinator:
         with pytest.raises(RemoteError, match=f"{PEER}.*checksum"):
             await coordinator.update(msgspec.structs.replace(coordinator.publish(1), checksum="0" * 32))
@@ -259,7 +263,8 @@ async def test_a_snapshot_that_cannot_be_had_leaves_the_old_version_at_work() ->
         assert {run.version for run in answer.runs} == {Version(0, 1)}
 
 
-async def test_pr_04_an_attempt_sent_twice_is_answered_once() -> None:
+@pytest.mark.scenario("PR-04")
+async def test_an_attempt_sent_twice_is_answered_once() -> None:
     async with working() as coordinator:
         await coordinator.update(coordinator.publish(1))
         coordinator.generate(1, 50)

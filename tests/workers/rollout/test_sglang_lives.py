@@ -27,7 +27,8 @@ pytestmark = [
 GONE_S = 15.0
 
 
-async def test_pl_02_nothing_of_sglang_outlives_kill_9_of_its_worker(tmp_path: Path) -> None:
+@pytest.mark.scenario("PL-02")
+async def test_nothing_of_sglang_outlives_kill_9_of_its_worker(tmp_path: Path) -> None:
     script = Path(__file__).with_name("sglang_worker.py")
     paths = [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
     worker = await asyncio.create_subprocess_exec(

@@ -188,7 +188,8 @@ async def test_memory_is_released_and_comes_back_in_both_roles(workers: list[Wor
     await check(prefill, decode, 80, 81)
 
 
-async def test_ws_10_a_half_that_is_killed_ends_the_other_half_with_what_it_has(
+@pytest.mark.scenario("WS-10")
+async def test_a_half_that_is_killed_ends_the_other_half_with_what_it_has(
     servers: tuple[RequestManager, RequestManager],
 ) -> None:
     """The last test of these servers: kill -9 of the prefill stage amid requests; the decode stage lives on."""

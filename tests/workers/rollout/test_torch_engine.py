@@ -48,7 +48,8 @@ async def test_output_after_a_release_is_that_before_it_under_the_same_weights(
         assert after.prefilled == 70, "KV from before the release was used"
 
 
-async def test_mh_03_an_engine_without_its_memory_serves_nothing(subject: engine_contract.Subject) -> None:
+@pytest.mark.scenario("MH-03")
+async def test_an_engine_without_its_memory_serves_nothing(subject: engine_contract.Subject) -> None:
     await subject.take(1)
     await subject.engine.pause("abort")
     await subject.engine.release(TAGS)

@@ -10,7 +10,8 @@ from pearl.workers.training.batching import balance, cut, deal_groups
     num_ranks=st.integers(1, 5),
     budget=st.integers(1, 200),
 )
-def test_gr_04_every_sample_once_and_ranks_run_equally_many(
+@pytest.mark.scenario("GR-04")
+def test_every_sample_once_and_ranks_run_equally_many(
     lengths: list[int], num_ranks: int, budget: int
 ) -> None:
     plan = cut(lengths, num_ranks, budget)
@@ -25,7 +26,8 @@ def test_gr_04_every_sample_once_and_ranks_run_equally_many(
 
 
 @pytest.mark.parametrize("count", [13, 3, 1, 0])
-def test_gr_04_counts_that_ranks_do_not_divide(count: int) -> None:
+@pytest.mark.scenario("GR-04")
+def test_counts_that_ranks_do_not_divide(count: int) -> None:
     plan = cut([10] * count, 4, 1000)
     assert sum(len(batch) for batches in plan for batch in batches) == count
 

@@ -23,22 +23,26 @@ def advantages(
 
 @pytest.mark.parametrize("reward", [0.35, 0.1, 1 / 3, 1e6 / 7, -0.7])
 @pytest.mark.parametrize("count", [1, 7, 8])
-def test_gr_01_equal_rewards_give_exactly_zero(reward: float, count: int) -> None:
+@pytest.mark.scenario("GR-01")
+def test_equal_rewards_give_exactly_zero(reward: float, count: int) -> None:
     assert advantages([reward] * count).tolist() == [0.0] * count
 
 
-def test_gr_01_unequal_rewards_are_bounded() -> None:
+@pytest.mark.scenario("GR-01")
+def test_unequal_rewards_are_bounded() -> None:
     found = advantages([0.35] * 7 + [-0.25])
     # mean 0.275, population deviation 0.6 * sqrt(7) / 8 = 0.198431
     assert found[0] == pytest.approx(0.075 / 0.198432, rel=1e-5)
     assert found[7] == pytest.approx(-0.525 / 0.198432, rel=1e-5)
 
 
-def test_gr_01_rewards_a_billionth_apart_are_equal() -> None:
+@pytest.mark.scenario("GR-01")
+def test_rewards_a_billionth_apart_are_equal() -> None:
     assert advantages([0.5, 0.5 + 1e-9, 0.5 - 1e-9]).tolist() == [0.0, 0.0, 0.0]
 
 
-def test_gr_01_a_small_real_spread_is_bounded_by_the_group_size() -> None:
+@pytest.mark.scenario("GR-01")
+def test_a_small_real_spread_is_bounded_by_the_group_size() -> None:
     found = advantages([0.5] * 15 + [0.5001])
     assert np.abs(found).max() <= math.sqrt(15)
     assert found[15] > 1
@@ -54,12 +58,14 @@ def test_groups_do_not_mix() -> None:
     assert found.tolist() == [0.5, -1.0, -0.5, 1.0]
 
 
-def test_en_05_infrastructure_failure_is_out_of_the_baseline() -> None:
+@pytest.mark.scenario("EN-05")
+def test_infrastructure_failure_is_out_of_the_baseline() -> None:
     found = advantages([1.0, 0.0, 1.0, 0.0], [False, False, False, True], by_std=False)
     assert found == pytest.approx([1 / 3, -2 / 3, 1 / 3, 0.0])
 
 
-def test_en_05_a_group_of_failures_has_no_advantage() -> None:
+@pytest.mark.scenario("EN-05")
+def test_a_group_of_failures_has_no_advantage() -> None:
     assert advantages([0.0, 1.0, 0.0, 0.0], [True] * 4).tolist() == [0.0] * 4
 
 
@@ -112,7 +118,8 @@ def test_kl_by_hand() -> None:
     assert logprobs.grad.item() == pytest.approx(0.1 * (1 - 0.5), rel=1e-5)
 
 
-def test_lp_02_extreme_log_probs_keep_loss_and_gradient_finite() -> None:
+@pytest.mark.scenario("LP-02")
+def test_extreme_log_probs_keep_loss_and_gradient_finite() -> None:
     logprobs = torch.tensor([-200.0, 0.0, -1e-7]).requires_grad_()
     total, sums = token_losses(
         logprobs, batch([0.0, -200.0, 0.0], [-300.0, 0.0, 0.0], [1.0, -1.0, 1.0]), SETTINGS
@@ -124,7 +131,8 @@ def test_lp_02_extreme_log_probs_keep_loss_and_gradient_finite() -> None:
     assert torch.isfinite(logprobs.grad).all()
 
 
-def test_lp_01_scores_are_of_the_tempered_distribution() -> None:
+@pytest.mark.scenario("LP-01")
+def test_scores_are_of_the_tempered_distribution() -> None:
     logits = torch.tensor([[2.0, 0.0, -1.0]])
     scores = score_logits(logits, torch.tensor([1]), temperature=0.7)
     weights = [math.exp(x / 0.7) for x in (2.0, 0.0, -1.0)]

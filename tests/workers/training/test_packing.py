@@ -44,7 +44,8 @@ def one_by_one(model: PreTrainedModel, samples: list[TrainingSample], temperatur
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_lp_01_log_probs_are_those_of_the_plain_model(temperature: float) -> None:
+@pytest.mark.scenario("LP-01")
+def test_log_probs_are_those_of_the_plain_model(temperature: float) -> None:
     samples = unpack(make_samples(9), VOCABULARY)
     scores = score_all(build(NAME), samples, temperature)
     expected = one_by_one(build("sdpa"), samples, temperature)
@@ -80,7 +81,8 @@ def test_no_sequence_runs_and_has_zero_gradient() -> None:
     assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
 
 
-def test_tk_04_gradient_reaches_no_logit_of_a_tool_token() -> None:
+@pytest.mark.scenario("TK-04")
+def test_gradient_reaches_no_logit_of_a_tool_token() -> None:
     mask = [False] * 3 + [True] * 4 + [False] * 3 + [True] * 5
     [sample] = unpack([make_sample(0, 0, 1.0, list(range(15)), mask, [0.0] * 15)], VOCABULARY)
     model = build(NAME)

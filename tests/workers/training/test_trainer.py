@@ -134,7 +134,8 @@ def run_all(runs: list[tuple[Config, Path, list[tuple[Sample, ...]]]]) -> list[l
     return [run_steps(*run) for run in runs]
 
 
-def test_gr_03_the_update_does_not_depend_on_the_cut(tmp_path: Path) -> None:
+@pytest.mark.scenario("GR-03")
+def test_the_update_does_not_depend_on_the_cut(tmp_path: Path) -> None:
     shuffled = tuple(make_samples(12)[index] for index in (5, 0, 11, 3, 9, 1, 7, 2, 10, 4, 8, 6))
     whole = tmp_path / "whole"
     [[expected]] = in_world(1, run_steps, CONFIG, whole, [make_samples(12)])
@@ -149,7 +150,8 @@ def test_gr_03_the_update_does_not_depend_on_the_cut(tmp_path: Path) -> None:
             assert largest_difference(gradients(root), gradients(whole)) < 1e-5
 
 
-def test_gr_04_sample_counts_that_ranks_do_not_divide(tmp_path: Path) -> None:
+@pytest.mark.scenario("GR-04")
+def test_sample_counts_that_ranks_do_not_divide(tmp_path: Path) -> None:
     counts = (13, 3, 1)
     config = with_training(normalize_by_std=False, kl_coefficient=0.1)
     ranks = {}
@@ -167,7 +169,8 @@ def test_gr_04_sample_counts_that_ranks_do_not_divide(tmp_path: Path) -> None:
 # samples that must not count
 
 
-def test_lp_02_masked_samples_are_as_if_they_had_never_been(tmp_path: Path) -> None:
+@pytest.mark.scenario("LP-02")
+def test_masked_samples_are_as_if_they_had_never_been(tmp_path: Path) -> None:
     good = make_samples(10, group_size=5)
     bad = make_samples(14, seed=3, group_size=5)[10:]
     broken = (
@@ -186,7 +189,8 @@ def test_lp_02_masked_samples_are_as_if_they_had_never_been(tmp_path: Path) -> N
     assert all(math.isfinite(value) for value in metrics.values())
 
 
-def test_gr_06_a_member_without_tokens_counts_in_the_baseline_only(tmp_path: Path) -> None:
+@pytest.mark.scenario("GR-06")
+def test_a_member_without_tokens_counts_in_the_baseline_only(tmp_path: Path) -> None:
     end_only = make_sample(0, 0, 1.0, [1, 2, 3], [False, False, True], [0, 0, -2.0])
     empty = make_sample(1, 0, 0.0, [1, 2], [False, False], [0, 0])
     alone, pair = tmp_path / "alone", tmp_path / "pair"
@@ -198,13 +202,15 @@ def test_gr_06_a_member_without_tokens_counts_in_the_baseline_only(tmp_path: Pat
     assert metrics["policy_loss"] == 0.0
 
 
-def test_gr_01_equal_rewards_have_zero_gradient(tmp_path: Path) -> None:
+@pytest.mark.scenario("GR-01")
+def test_equal_rewards_have_zero_gradient(tmp_path: Path) -> None:
     samples = tuple(msgspec.structs.replace(sample, reward=0.35) for sample in make_samples(8))
     [[metrics]] = in_world(1, run_steps, CONFIG, tmp_path, [samples])
     assert metrics["grad_norm"] == 0.0
 
 
-def test_en_05_a_batch_of_failures_leaves_the_weights(tmp_path: Path) -> None:
+@pytest.mark.scenario("EN-05")
+def test_a_batch_of_failures_leaves_the_weights(tmp_path: Path) -> None:
     samples = tuple(msgspec.structs.replace(sample, masked=True) for sample in make_samples(8))
     [[first, second]] = in_world(1, run_steps, CONFIG, tmp_path, [samples, samples])
     assert first["updates"] == second["updates"] == 0
@@ -230,7 +236,8 @@ def spoiled_step(config: Config, root: Path) -> list[Any]:
     return [same(before, middle), same(middle, after), result.metrics]
 
 
-def test_lp_02_a_gradient_that_is_not_finite_skips_the_update_on_all_ranks(tmp_path: Path) -> None:
+@pytest.mark.scenario("LP-02")
+def test_a_gradient_that_is_not_finite_skips_the_update_on_all_ranks(tmp_path: Path) -> None:
     for moved, kept, metrics in in_world(2, spoiled_step, CONFIG, tmp_path):
         assert not moved
         assert kept
@@ -369,7 +376,8 @@ def publish(config: Config, root: Path) -> Snapshot | None:
     return snapshot
 
 
-def test_ws_02_ranks_gather_the_snapshot_in_one_order(tmp_path: Path) -> None:
+@pytest.mark.scenario("WS-02")
+def test_ranks_gather_the_snapshot_in_one_order(tmp_path: Path) -> None:
     first, *others = in_world(2, publish, CONFIG, tmp_path)
     assert others == [None]
     assert (first.version.lineage, first.version.step) == (4, 1)

@@ -93,7 +93,8 @@ def crash_at(point: int, work: Callable[[], None], monkeypatch: pytest.MonkeyPat
     return False
 
 
-def test_ck_04_killed_at_any_moment_of_a_save_the_last_good_one_is_loaded(
+@pytest.mark.scenario("CK-04")
+def test_killed_at_any_moment_of_a_save_the_last_good_one_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for point in range(1, 20):
@@ -114,7 +115,8 @@ def test_ck_04_killed_at_any_moment_of_a_save_the_last_good_one_is_loaded(
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "checkpoint.json"])
-def test_ck_04_truncated_file_makes_it_incomplete(tmp_path: Path, file: str) -> None:
+@pytest.mark.scenario("CK-04")
+def test_truncated_file_makes_it_incomplete(tmp_path: Path, file: str) -> None:
     store = CheckpointStore(tmp_path, keep=2)
     save(store, 1)
     save(store, 2)
@@ -123,7 +125,8 @@ def test_ck_04_truncated_file_makes_it_incomplete(tmp_path: Path, file: str) -> 
     assert store.newest() == 1
 
 
-def test_ck_04_damaged_bytes_are_found(tmp_path: Path) -> None:
+@pytest.mark.scenario("CK-04")
+def test_damaged_bytes_are_found(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep=2)
     save(store, 1)
     save(store, 2)

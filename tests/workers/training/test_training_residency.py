@@ -121,7 +121,8 @@ def failure(reports: list[Report], what: str) -> str:
     return ""
 
 
-def test_mh_01_mh_02_a_rank_that_fails_is_named_and_the_world_can_try_again(tmp_path: Path) -> None:
+@pytest.mark.scenario("MH-01", "MH-02")
+def test_a_rank_that_fails_is_named_and_the_world_can_try_again(tmp_path: Path) -> None:
     for errors, is_same in in_world(2, stubborn, msgspec.structs.replace(CONFIG, model=BIG), tmp_path):
         assert is_same
         assert errors[0].startswith("the training state did not leave: rank 1: training state: ")

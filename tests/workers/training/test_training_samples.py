@@ -19,14 +19,16 @@ def hand_made() -> Sample:
     return make_sample(0, 0, 1.0, list(range(15)), MASK, [-0.5 if flag else 0.0 for flag in MASK])
 
 
-def test_tk_04_mask_is_exactly_the_generated_places() -> None:
+@pytest.mark.scenario("TK-04")
+def test_mask_is_exactly_the_generated_places() -> None:
     [sample] = unpack([hand_made()], VOCABULARY)
     assert sample.positions.tolist() == PLACES
     assert sample.num_trained == 9
     assert sample_metrics([sample])["tokens_trained"] == 9
 
 
-def test_tk_04_each_generated_token_is_predicted_from_the_place_before() -> None:
+@pytest.mark.scenario("TK-04")
+def test_each_generated_token_is_predicted_from_the_place_before() -> None:
     [sample] = unpack([hand_made()], VOCABULARY)
     other = unpack([make_sample(1, 0, 0.0, [9, 8, 7], [False, False, True], [0, 0, -1.0])], VOCABULARY)[0]
     packed = pack([sample.ids, other.ids], [sample.positions, other.positions], torch.device("cpu"))
@@ -37,7 +39,8 @@ def test_tk_04_each_generated_token_is_predicted_from_the_place_before() -> None
 
 
 @pytest.mark.parametrize("bad", [math.nan, -math.inf, math.inf])
-def test_lp_02_a_log_prob_that_is_not_finite_masks_its_sample(bad: float) -> None:
+@pytest.mark.scenario("LP-02")
+def test_a_log_prob_that_is_not_finite_masks_its_sample(bad: float) -> None:
     logprobs = [-0.5 if flag else 0.0 for flag in MASK]
     logprobs[4] = bad
     sample = unpack([make_sample(0, 0, 1.0, list(range(15)), MASK, logprobs)], VOCABULARY)[0]
@@ -58,7 +61,8 @@ def test_lp_02_a_log_prob_that_is_not_finite_masks_its_sample(bad: float) -> Non
         {"mask": bytes([1] * 15)},  # nothing comes before the first token
     ],
 )
-def test_lp_02_unusable_numbers_mask_only_their_sample(change: dict[str, object]) -> None:
+@pytest.mark.scenario("LP-02")
+def test_unusable_numbers_mask_only_their_sample(change: dict[str, object]) -> None:
     broken = msgspec.structs.replace(hand_made(), trajectory=1, **change)
     samples = unpack([broken, hand_made()], VOCABULARY)
     assert [sample.invalid for sample in samples] == [False, True]

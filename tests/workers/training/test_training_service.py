@@ -197,7 +197,8 @@ async def test_while_the_state_is_away_samples_come_and_no_step_is_trained(world
     assert isinstance(reply, TrainStepReply)
 
 
-async def test_mh_02_a_restore_that_failed_is_tried_again_before_any_step(world: World) -> None:
+@pytest.mark.scenario("MH-02")
+async def test_a_restore_that_failed_is_tried_again_before_any_step(world: World) -> None:
     await world.started()
     await world.service.handle(Offload())
     world.is_broken = True

@@ -71,7 +71,8 @@ def test_memory_is_reused_and_bounded_by_two_images(store: SnapshotStore) -> Non
     assert len(set(paths)) == 2
 
 
-def test_ck_04_a_reader_keeps_its_version_while_newer_ones_are_published(store: SnapshotStore) -> None:
+@pytest.mark.scenario("CK-04")
+def test_a_reader_keeps_its_version_while_newer_ones_are_published(store: SnapshotStore) -> None:
     first = store.publish(Version(0, 1), constant(1))
     image = open_image(first)
     for step in range(2, 6):
@@ -81,7 +82,8 @@ def test_ck_04_a_reader_keeps_its_version_while_newer_ones_are_published(store: 
     image.close()
 
 
-def test_ck_04_a_joiner_that_comes_late_is_told_so(store: SnapshotStore) -> None:
+@pytest.mark.scenario("CK-04")
+def test_a_joiner_that_comes_late_is_told_so(store: SnapshotStore) -> None:
     first = store.publish(Version(0, 1), constant(1))
     store.publish(Version(0, 2), constant(2))
     open_image(first).close()  # still whole beside the newer one
@@ -90,7 +92,8 @@ def test_ck_04_a_joiner_that_comes_late_is_told_so(store: SnapshotStore) -> None
         open_image(first)
 
 
-def test_ck_04_a_joiner_gets_one_whole_version_while_the_next_replaces_it(store: SnapshotStore) -> None:
+@pytest.mark.scenario("CK-04")
+def test_a_joiner_gets_one_whole_version_while_the_next_replaces_it(store: SnapshotStore) -> None:
     num_superseded = num_whole = 0
     store.publish(Version(0, 0), constant(0))
     stop = threading.Event()
@@ -121,7 +124,8 @@ def test_ck_04_a_joiner_gets_one_whole_version_while_the_next_replaces_it(store:
     assert num_whole > 0
 
 
-def test_ck_04_a_publish_that_fails_leaves_the_version_before(store: SnapshotStore) -> None:
+@pytest.mark.scenario("CK-04")
+def test_a_publish_that_fails_leaves_the_version_before(store: SnapshotStore) -> None:
     first = store.publish(Version(0, 1), constant(1))
     specs = lay_out([("a", "uint8", (8,)), ("b", "uint8", (8,))])
     with (

@@ -83,7 +83,8 @@ def push(snapshot: Snapshot, receivers: list[ReceiverProcess]) -> list[Answer]:
     return [receiver.answer() for receiver in receivers]
 
 
-def test_ws_02_a_slow_receiver_costs_time_only(
+@pytest.mark.scenario("WS-02")
+def test_a_slow_receiver_costs_time_only(
     source: Source, start_receiver: Callable[[int], ReceiverProcess]
 ) -> None:
     slow, quick = start_receiver(1), start_receiver(2)
@@ -98,7 +99,8 @@ def test_ws_02_a_slow_receiver_costs_time_only(
 
 
 @pytest.mark.parametrize("fault", ["kill", "stop"])
-def test_ws_04_a_receiver_lost_after_bucket_3_of_10_hurts_only_itself(
+@pytest.mark.scenario("WS-04")
+def test_a_receiver_lost_after_bucket_3_of_10_hurts_only_itself(
     source: Source, start_receiver: Callable[[int], ReceiverProcess], fault: str
 ) -> None:
     lost, *others = (start_receiver(slot) for slot in range(4))
@@ -134,7 +136,8 @@ def check_it_recovers(source: Source, lost: ReceiverProcess) -> None:
     assert push(source.store.latest, [lost])[0].checksum == source.store.latest.checksum
 
 
-def test_ws_05_a_refused_bucket_is_named_and_the_next_push_heals(
+@pytest.mark.scenario("WS-05")
+def test_a_refused_bucket_is_named_and_the_next_push_heals(
     source: Source, start_receiver: Callable[[int], ReceiverProcess]
 ) -> None:
     receiver = start_receiver(1)
@@ -150,7 +153,8 @@ def test_ws_05_a_refused_bucket_is_named_and_the_next_push_heals(
     assert push(source.publish(2), [receiver])[0].checksum == source.store.latest.checksum  # type: ignore[union-attr]
 
 
-def test_ws_06_a_late_joiner_proves_the_version_by_hash(
+@pytest.mark.scenario("WS-06")
+def test_a_late_joiner_proves_the_version_by_hash(
     source: Source, start_receiver: Callable[[int], ReceiverProcess]
 ) -> None:
     joiner = start_receiver(1)
@@ -163,7 +167,8 @@ def test_ws_06_a_late_joiner_proves_the_version_by_hash(
     assert push(eighth, [joiner])[0].checksum == eighth.checksum != seventh.checksum
 
 
-def test_ws_10_receivers_stay_while_the_source_restarts_three_times(local_receiver: Receiver) -> None:
+@pytest.mark.scenario("WS-10")
+def test_receivers_stay_while_the_source_restarts_three_times(local_receiver: Receiver) -> None:
     prefixes = set()
     for incarnation in (1, 2, 3, 4):
         source = SourceProcess(incarnation)
@@ -180,7 +185,8 @@ def test_ws_10_receivers_stay_while_the_source_restarts_three_times(local_receiv
     local_receiver.close()
 
 
-def test_ws_10_a_source_killed_while_a_link_is_made_costs_at_most_the_deadline(
+@pytest.mark.scenario("WS-10")
+def test_a_source_killed_while_a_link_is_made_costs_at_most_the_deadline(
     local_receiver: Receiver,
 ) -> None:
     source = SourceProcess(1)
@@ -201,7 +207,8 @@ def test_ws_10_a_source_killed_while_a_link_is_made_costs_at_most_the_deadline(
 
 
 @pytest.mark.parametrize("transport", ["mapped", "link"])
-def test_ws_12_the_bucket_size_does_not_change_what_arrives(transport: str) -> None:
+@pytest.mark.scenario("WS-12")
+def test_the_bucket_size_does_not_change_what_arrives(transport: str) -> None:
     tensors = weights(5, num_buckets=40)  # 2.6 MB
     checksums = set()
     for bucket_bytes in (1 << 20, 64 << 20, 1 << 30, 64 << 10):
