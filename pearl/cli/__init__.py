@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="pearl run",
-        usage="pearl run CONFIG [key=value ...] [--run-dir D] [--dry-run] [--resume]",
+        usage="pearl run CONFIG [key=value ...] [--run-dir D] [--dry-run] [--resume | --resume-if-there]",
         description="Run a job. Settings come from CONFIG (TOML) and section.key=value overrides, nothing else.",
     )
     parser.add_argument(
@@ -83,7 +83,11 @@ def _run(words: Sequence[str]) -> int:
         "--run-dir", type=Path, help="a new directory for its files (default: a new one in runs/)"
     )
     parser.add_argument("--dry-run", action="store_true", help="print the resolved settings; start nothing")
-    parser.add_argument("--resume", action="store_true", help="go on with --run-dir, or with the newest run")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--resume", action="store_true", help="go on with --run-dir, or with the newest run")
+    which.add_argument(
+        "--resume-if-there", action="store_true", help="go on with the run in --run-dir, or begin it there"
+    )
     options = parser.parse_intermixed_args(words)
     configs = [word for word in options.words if "=" not in word]
     if len(configs) > 1:
@@ -99,6 +103,7 @@ def _run(words: Sequence[str]) -> int:
             run_dir=options.run_dir,
             dry_run=options.dry_run,
             resume=options.resume,
+            if_there=options.resume_if_there,
         )
     )
 
@@ -113,7 +118,7 @@ def _status(words: Sequence[str]) -> int:
         const=1.0,
         type=number(0.05, 3600, "seconds"),
         metavar="SECONDS",
-        help="again and again, until the run ends (every second unless said otherwise)",
+        help="again and again, until the run ends (every second by default)",
     )
     options = parser.parse_args(words)
     from pearl.cli.status import status
@@ -342,7 +347,9 @@ def _show(words: Sequence[str]) -> int:
         raise ConfigError("--beside: name the TRAJECTORY that it is put beside")
     filters = show.Filters(options.step, _reward_range(options.reward), options.outcome, options.prompt)
     if options.trajectory is not None and any(given is not None for given in filters):
-        raise ConfigError("--step, --reward, --outcome and --prompt filter the list; leave TRAJECTORY away")
+        raise ConfigError(
+            "--step, --reward, --outcome and --prompt filter the list and do not go with TRAJECTORY"
+        )
     return show.show(
         show.Request(
             run_dir=run_dir,

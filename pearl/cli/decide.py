@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pearl.cli.output import wide_console
+from pearl.cli.stacked_table import Column, Row, stacked_table
 from pearl.config import ConfigError
 from pearl.core.elastic.candidate_search import Candidate
 from pearl.core.elastic.decision_engine import MODELS, Decision, decide
@@ -97,7 +98,7 @@ def _checked(num_workers: int) -> int:
 
 def _model(name: str) -> Any:
     if name not in MODELS:
-        raise ConfigError(f'--makespan "{name}": is none of {", ".join(MODELS)}')
+        raise ConfigError(f'--makespan "{name}": is not one of {", ".join(MODELS)}')
     return name
 
 
@@ -109,19 +110,18 @@ def _current(text: str | None) -> Allocation | None:
 
 
 def _show(decision: Decision, num_workers: int, makespan: str) -> None:
-    from rich.table import Table
+    from rich.box import HEAVY_HEAD
 
     feasible = [candidate for candidate in decision.candidates if candidate.feasible]
-    table = Table("allocation", "seconds", *TERMS)
-    for column in table.columns[1:]:
-        column.justify = "right"
     shown = feasible
     if len(feasible) > MOST_ROWS:
         shown = sorted(feasible, key=lambda candidate: candidate.seconds)[:MOST_ROWS]
-    for candidate in shown:
-        table.add_row(*_row(candidate), style="bold" if candidate.allocation == decision.target else "")
+    columns = [Column("allocation"), *(Column(name, is_number=True) for name in ("seconds", *TERMS))]
+    rows = [
+        Row(_row(candidate), "bold" if candidate.allocation == decision.target else "") for candidate in shown
+    ]
     console = wide_console()
-    console.print(table)
+    console.print(stacked_table(columns, rows, console.width, box=HEAVY_HEAD, show_edge=True, pad_edge=True))
     if len(shown) < len(feasible):
         console.print(f"the {len(shown)} quickest of {len(feasible)}; --json has them all", highlight=False)
     if cut := len(decision.candidates) - len(feasible):

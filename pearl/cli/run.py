@@ -21,7 +21,15 @@ from pearl.service.own_router import load_router
 from pearl.types.config import Config, RunConfig
 from pearl.types.exit_codes import EXIT_USAGE
 
-OF_NO_RUN = {"run_id", "identity.json", "logs", "coordinator.log", "metrics.jsonl", "trajectories.jsonl"}
+OF_NO_RUN = {
+    "run_id",
+    "coordinator.json",
+    "identity.json",
+    "logs",
+    "coordinator.log",
+    "metrics.jsonl",
+    "trajectories.jsonl",
+}
 """What a run leaves that never began."""
 
 
@@ -33,6 +41,7 @@ class Request(NamedTuple):
     run_dir: Path | None
     dry_run: bool
     resume: bool
+    if_there: bool = False  # resume when the directory holds a run, else begin it
 
 
 def run(request: Request) -> int:
@@ -41,6 +50,8 @@ def run(request: Request) -> int:
     Raises:
         ConfigError: for wrong settings or a directory that cannot be used.
     """
+    if request.if_there:
+        request = request._replace(resume=_is_there(request))
     config, run_dir = _resumed(request) if request.resume else _fresh(request)
     notes: list[str] = []
     _check_all(
@@ -80,19 +91,22 @@ def _check_all(*checks: Callable[[], object]) -> None:
 def _check_environment(config: Config) -> None:
     """Load the environment before anything starts: a person's own in a process of its own, whatever it imports."""
     environment, warm_start = config.environment, config.warm_start
-    if environment.name in BUILT_IN:
+    if environment.name in BUILT_IN and not environment.reward:
         made = load_environment(environment.name, environment.options, config.model.path)
         if warm_start.num_steps:
             check_demonstrations(environment.name, made, warm_start.num_steps)
         return
     arguments = [environment.name, "--quiet", "--options-json", json.dumps(environment.options)]
     arguments += ["--model-path", config.model.path, "--warm-start", str(warm_start.num_steps)]
+    arguments += ["--reward", environment.reward]
     limit_s = config.runtime.start_timeout_s
     try:
         checked = probe("pearl.envs.check", arguments, limit_s=limit_s)
     except subprocess.TimeoutExpired:
+        with_reward = f' with environment.reward = "{environment.reward}"' if environment.reward else ""
         raise ConfigError(
-            f'environment.name: "{environment.name}" is not loaded within runtime.start_timeout_s = {limit_s:g}'
+            f'environment.name: "{environment.name}"{with_reward} is not loaded within '
+            f"runtime.start_timeout_s = {limit_s:g}"
         ) from None
     if checked.returncode != 0:
         said = (checked.stdout.strip() or checked.stderr.strip()).decode(errors="replace")
@@ -201,10 +215,12 @@ def _resumed(request: Request) -> tuple[Config, Path]:
     """The run's own settings; a CONFIG given beside --resume must say the same."""
     given = settings.load(request.config, request.overrides) if request.config is not None else None
     if given is None and request.overrides:
-        raise ConfigError("--resume goes on with the run's own settings: leave the overrides away")
+        raise ConfigError("--resume continues with the run's own settings: remove the overrides")
     run_dir = request.run_dir or _newest(Path((given.run if given else RunConfig()).run_root))
     if not (run_dir / "config.toml").is_file():
-        raise ConfigError(f"{run_dir}: has no config.toml, so there is no run to resume; leave --resume away")
+        raise ConfigError(
+            f"{run_dir}: has no config.toml, so there is no run to resume; start one without --resume"
+        )
     try:
         config = settings.load(run_dir / "config.toml")
     except ConfigError as error:
@@ -216,9 +232,18 @@ def _resumed(request: Request) -> tuple[Config, Path]:
         changed = ", ".join(_differences(given, config))
         raise ConfigError(
             f"{run_dir}: was started with other settings ({changed}); pearl run --resume --run-dir {run_dir} "
-            "goes on with its own"
+            "continues it with its own"
         )
     return config, run_dir
+
+
+def _is_there(request: Request) -> bool:
+    """Return whether --resume-if-there goes on with a run: the same line is for the first start and for all others."""
+    if request.run_dir is None or request.config is None:
+        raise ConfigError(
+            "--resume-if-there needs CONFIG and --run-dir D: it begins the run, or goes on with it"
+        )
+    return (request.run_dir / "config.toml").is_file()
 
 
 def _newest(run_root: Path) -> Path:

@@ -11,6 +11,7 @@ import msgspec
 
 from pearl.cli.numbers import shown
 from pearl.cli.output import check_writable, wide_console
+from pearl.cli.stacked_table import Column, Row, stacked_table
 from pearl.config import ConfigError
 from pearl.sim import policies
 from pearl.sim.comparison import run_all, summarize
@@ -122,7 +123,6 @@ def _progress(jobs: list[Job]) -> Iterator[Callable[[int], None]]:
 
 def _show(request: Request, job: Job, summary: Summary, found: dict[str, list[Result]]) -> None:
     from rich.box import SIMPLE
-    from rich.table import Table
 
     console = wide_console()
     told = [
@@ -131,12 +131,9 @@ def _show(request: Request, job: Job, summary: Summary, found: dict[str, list[Re
     ]
     for line in told:
         console.print(line, soft_wrap=True, highlight=False)
-    table = Table("policy", box=SIMPLE)
-    for title, _ in _COLUMNS:
-        table.add_column(title, justify="right", no_wrap=True)
-    for name, values in summary.items():
-        table.add_row(name, *(text(values) for _, text in _COLUMNS))
-    console.print(table)
+    columns = [Column("policy"), *(Column(title, is_number=True) for title, _ in _COLUMNS)]
+    rows = [Row((name, *(text(values) for _, text in _COLUMNS))) for name, values in summary.items()]
+    console.print(stacked_table(columns, rows, console.width, box=SIMPLE, show_edge=True, pad_edge=True))
     for name in summary:
         if caveat := policies.find(name).caveat:
             console.print(f"{name}: {caveat}", soft_wrap=True, highlight=False)

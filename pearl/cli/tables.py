@@ -4,22 +4,35 @@ Lenient with the answer: what an older coordinator leaves out is a dash, what a 
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from pearl.cli.stacked_table import Column, Row, stacked_table
 from pearl.runtime.run_registry import LiveRun
 
 Status = dict[str, Any]
-COLUMNS = ("worker", "GPU", "role", "zone", "activity", "version", "running")
-WIDE_COLUMNS = ("host", "pid")
+COLUMNS = (
+    Column("worker"),
+    Column("GPU", folds=True),
+    Column("role"),
+    Column("zone"),
+    Column("activity"),
+    Column("version", is_number=True),
+    Column("running", is_number=True),
+)
+WIDE_COLUMNS = (Column("host", folds=True), Column("pid", is_number=True))
 """Only where there is room: they serve to find the process, not to see how things are."""
 WIDE = 100
-GPU_COLUMNS = ("GPU", "pool", "zone", "present", "holder", "to be back in")
-NUMBERS = ("version", "running", "pid", "to be back in")  # right-aligned
+GPU_COLUMNS = (
+    Column("GPU", folds=True),
+    Column("pool"),
+    Column("zone"),
+    Column("present"),
+    Column("holder"),
+    Column("to be back in", is_number=True),
+)
 STYLES = {"active": "green", "transitioning": "yellow", "inactive": "red"}
 TRAINING = -1  # holder of the GPUs that the training world uses
 
@@ -29,15 +42,17 @@ def view(run: LiveRun, answer: Status, width: int) -> RenderableType:
         Text(run.run_dir, style="bold", overflow="fold"),
         Text(_summary(run, answer)),
     ]
+    if progress := _progress(answer):
+        parts.append(Text(progress))
     workers = answer.get("workers") or ()
-    parts.append(_worker_table(workers, wide=width >= WIDE) if workers else Text("no rollout workers"))
+    parts.append(_worker_table(workers, width) if workers else Text("no rollout workers"))
     if gpus := answer.get("gpus"):
-        parts.append(_gpu_table(gpus))
+        parts.append(_gpu_table(gpus, width))
     return Group(*parts)
 
 
 def _summary(run: LiveRun, answer: Status) -> str:
-    parts = [f"step {_cell(answer.get('step'))}", f"weight version {_cell(answer.get('weight_version'))}"]
+    parts = [f"step {_step(answer)}", f"weight version {_cell(answer.get('weight_version'))}"]
     if "trainer" in answer:
         parts.append(f"trainer {_cell(answer['trainer'])}")
     if "in_flight" in answer:
@@ -45,8 +60,25 @@ def _summary(run: LiveRun, answer: Status) -> str:
     return ", ".join(parts) + f"; pid {run.pid}"
 
 
-def _worker_table(workers: Iterable[Status], *, wide: bool) -> Table:
-    table = _table((*COLUMNS, *WIDE_COLUMNS) if wide else COLUMNS)
+def _step(answer: Status) -> str:
+    step = _cell(answer.get("step"))
+    return f"{step} of {answer['num_steps']}" if answer.get("num_steps") else step
+
+
+def _progress(answer: Status) -> str:
+    """Give the newest step's reward and time, and how far the batch of the current one is."""
+    parts = []
+    if isinstance(reward := answer.get("reward_mean"), int | float):
+        parts.append(f"reward {reward:.3g}")
+    if isinstance(seconds := answer.get("step_seconds"), int | float):
+        parts.append(f"{seconds:.1f} s a step")
+    if answer.get("batch_size") and "finished" in answer:
+        parts.append(f"{answer['finished']} of {answer['batch_size']} trajectories finished")
+    return ", ".join(parts)
+
+
+def _worker_table(workers: Iterable[Status], width: int) -> Group:
+    is_wide, rows = width >= WIDE, []
     for worker in workers:
         cells = [
             f"{_cell(worker.get('slot'))}.{_cell(worker.get('incarnation'))}",
@@ -57,10 +89,10 @@ def _worker_table(workers: Iterable[Status], *, wide: bool) -> Table:
             _cell(worker.get("weight_version")),
             _cell(worker.get("running")),
         ]
-        if wide:
-            cells += [_cell(worker.get(name)) for name in WIDE_COLUMNS]
-        table.add_row(*map(Text, cells), style=STYLES.get(str(worker.get("activity")), ""))
-    return table
+        if is_wide:
+            cells += [_cell(worker.get(column.name)) for column in WIDE_COLUMNS]
+        rows.append(Row(cells, STYLES.get(str(worker.get("activity")), "")))
+    return stacked_table((*COLUMNS, *WIDE_COLUMNS) if is_wide else COLUMNS, rows, width)
 
 
 def _activity(worker: Status) -> str:
@@ -69,22 +101,23 @@ def _activity(worker: Status) -> str:
     return _cell(activity if activity == "active" or not condition else condition)
 
 
-def _gpu_table(gpus: Iterable[Status]) -> Table:
-    table = _table(GPU_COLUMNS)
+def _gpu_table(gpus: Iterable[Status], width: int) -> Group:
+    rows = []
     for gpu in gpus:
         present, reclaiming = gpu.get("present"), gpu.get("reclaiming")
         if reclaiming is True:
             reclaiming = gpu.get("reclaim_seconds_left", True)
-        table.add_row(
-            Text(_cell(gpu.get("gpu"))),
-            Text(_cell(gpu.get("pool"))),
-            Text(_cell(gpu.get("zone"))),
-            Text("-" if present is None else "yes" if present else "no"),
-            Text(_holder(gpu)),
-            Text(_seconds_left(reclaiming)),
-            style="yellow" if reclaiming not in (None, False) else "dim" if present is False else "",
+        cells = (
+            _cell(gpu.get("gpu")),
+            _cell(gpu.get("pool")),
+            _cell(gpu.get("zone")),
+            "-" if present is None else "yes" if present else "no",
+            _holder(gpu),
+            _seconds_left(reclaiming),
         )
-    return table
+        style = "yellow" if reclaiming not in (None, False) else "dim" if present is False else ""
+        rows.append(Row(cells, style))
+    return stacked_table(GPU_COLUMNS, rows, width)
 
 
 def _holder(gpu: Status) -> str:
@@ -115,17 +148,6 @@ def gpu_names(gpus: Sequence[str]) -> str:
         by_host.setdefault(host, []).append(index)
     names = (f"{host}/{','.join(found)}" if host else ",".join(found) for host, found in by_host.items())
     return " ".join(names) or "-"
-
-
-def _table(columns: Sequence[str]) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for name in columns:
-        # A long host name is broken over lines; the other words must stay readable.
-        folds = name in ("GPU", "host")
-        overflow: Literal["fold", "ellipsis"] = "fold" if folds else "ellipsis"
-        justify: Literal["left", "right"] = "right" if name in NUMBERS else "left"
-        table.add_column(name, no_wrap=not folds, overflow=overflow, justify=justify)
-    return table
 
 
 def _cell(value: Any) -> str:

@@ -39,10 +39,17 @@ def summarize(state: CoreState, training: Training, config: Config, now: float) 
 
 def status(state: CoreState, now: float) -> dict[str, object]:
     version = None if state.published is None else state.published.version.step
+    trainer, buffer = state.trainer, state.rollout.buffer
+    cohort = buffer.cohorts.get(trainer.step)
     return {
-        "step": state.trainer.step,
+        "step": trainer.step,
+        "num_steps": buffer.num_steps,
+        "step_seconds": trainer.step_seconds,
+        "reward_mean": state.counters.reward_last,
+        "finished": 0 if cohort is None else cohort.finished,
+        "batch_size": buffer.prompts_per_step * buffer.group_size if cohort is None else cohort.num_members,
         "weight_version": version,
-        "trainer": state.trainer.status,
+        "trainer": trainer.status,
         "in_flight": state.rollout.in_flight,
         "workers": [_row_status(row) for row in state.table.rows.values()],
         "gpus": [_gpu_status(row, now) for row in state.elastic.gpu_table.rows.values()],

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pearl.envs.loader import check_demonstrations, describe, load_environment
+from pearl.envs.own_reward import Reward, RewardedEpisode, load_reward
 from pearl.envs.protocol import Environment, EnvironmentSpec
 from pearl.envs.response_validator import BadAnswerError, ResponseValidator
 from pearl.envs.sandbox_thread import finished
@@ -35,10 +36,13 @@ def main(arguments: Sequence[str]) -> int:
         spec = describe(options.name, environment)
         if options.warm_start:
             check_demonstrations(options.name, environment, options.warm_start)
+        reward = load_reward(options.reward)
         if not options.quiet:
             answer.write(f"{spec}\n")
             for task in range(options.episodes):
-                answer.write(asyncio.run(play(environment, spec, task, options.turns, options.tokens)))
+                answer.write(
+                    asyncio.run(play(environment, reward, spec, task, options.turns, options.tokens))
+                )
     except (ValueError, BadAnswerError) as error:
         answer.write(f"{error}{_traceback(error.__cause__)}\n")
         return USAGE_ERROR
@@ -58,6 +62,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("option", nargs="*", metavar="key=value", help="of environment.options")
     parser.add_argument("--options-json", default="{}", help="environment.options as one JSON object")
     parser.add_argument("--model-path", default="", help="model.path, for environments in text")
+    parser.add_argument("--reward", default="", help="environment.reward")
     parser.add_argument("--episodes", type=int, default=2, help="how many to play (default 2)")
     parser.add_argument("--turns", type=int, default=6, help="at most, of an episode (default 6)")
     parser.add_argument("--tokens", type=int, default=4, help="guessed a turn (default 4)")
@@ -68,11 +73,20 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-async def play(environment: Environment, spec: EnvironmentSpec, task: int, turns: int, tokens: int) -> str:
+async def play(
+    environment: Environment,
+    reward: Reward | None,
+    spec: EnvironmentSpec,
+    task: int,
+    turns: int,
+    tokens: int,
+) -> str:
     """Play one episode of the train split with random ids; what happened, as text."""
     check = ResponseValidator(spec, MAX_CONTEXT_TOKENS, EnvironmentConfig().max_observation_tokens)
     guess = random.Random(task)
     episode = environment.episode("train", task)
+    if reward is not None:
+        episode = RewardedEpisode(episode, reward, "train", task)
     prompt = await finished(episode.reset())
     check.prompt(prompt)
     lines = [f"task {task}: prompt {prompt}"]

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import numpy as np
 
+from pearl.envs.own_reward import Reward, RewardedEpisode
 from pearl.envs.protocol import Environment, EnvironmentSpec, Episode, Observation
 from pearl.envs.response_validator import BadAnswerError, ResponseValidator, ValidatedObservation
 from pearl.envs.sandbox_thread import (
@@ -80,8 +81,12 @@ class Episodes:
         limits: EnvironmentConfig,
         max_open: int = MAX_OPEN_EPISODES,
         deadline_s: float = math.inf,
+        reward: Reward | None = None,
     ) -> None:
-        """``deadline_s`` is that of a whole trajectory: no call takes longer, nor does bringing an episode back."""
+        """``deadline_s`` is that of a whole trajectory: no call takes longer, nor does bringing an episode back.
+
+        ``reward`` takes the place of the environment's own.
+        """
         self._environment = environment
         self._spec = spec
         self._check = check
@@ -89,6 +94,7 @@ class Episodes:
         self._limits = limits
         self._max_open = max_open
         self._deadline_s = deadline_s
+        self._reward = reward
         self._opening: dict[int, Stop] = {}
         self._rows: dict[int, OpenRow] = {}
         self._num_opening = 0
@@ -127,7 +133,10 @@ class Episodes:
         made: list[Episode] = []
 
         async def reset() -> list[int]:
-            made.append(self._environment.episode(request.split, request.task))
+            episode = self._environment.episode(request.split, request.task)
+            if self._reward is not None:
+                episode = RewardedEpisode(episode, self._reward, request.split, request.task)
+            made.append(episode)
             return await finished(made[0].reset())
 
         is_open = False

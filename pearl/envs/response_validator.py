@@ -46,7 +46,7 @@ class ResponseValidator:
     def observation(self, answer: object) -> ValidatedObservation:
         if not isinstance(answer, Observation):
             raise BadAnswerError(f"step returned {type(answer).__name__}, not an Observation")
-        reward = _reward(answer.reward)
+        reward = as_reward(answer.reward, "step")
         if not isinstance(answer.done, bool | np.bool_):
             raise BadAnswerError(f"step returned done = {_brief(answer.done)}: True or False is needed")
         ids = self._shortened(_as_list(answer.ids, "step"))
@@ -84,9 +84,11 @@ class ResponseValidator:
         return np.array(ids, dtype="<i4").tobytes()
 
 
-def _reward(value: object) -> float:
-    """Convert a reward of any type that stands for one real number: int, float, bool, Decimal, Fraction, NumPy
-    scalars, 0-d tensors."""
+def as_reward(value: object, source: str) -> float:
+    """Convert what ``source`` returned as a reward, of any type that stands for one real number.
+
+    Those are int, float, bool, Decimal, Fraction, NumPy scalars and 0-d tensors.
+    """
     try:
         is_one = not isinstance(value, str | bytes | bytearray | complex | np.complexfloating)
         number = float(value) if is_one and _is_scalar(value) else None  # type: ignore[arg-type]
@@ -95,15 +97,15 @@ def _reward(value: object) -> float:
     # Foreign objects are converted here, and may raise anything.
     except Exception as error:
         raise BadAnswerError(
-            f"step returned the reward {_brief(value)}, which gives no number: {error_text(error)}"
+            f"{source} returned the reward {_brief(value)}, which gives no number: {error_text(error)}"
         ) from error
     if number is None:
-        raise BadAnswerError(f"step returned the reward {_brief(value)}: a finite real number is needed")
+        raise BadAnswerError(f"{source} returned the reward {_brief(value)}: a finite real number is needed")
     if not math.isfinite(number):
-        raise BadAnswerError(f"step returned the reward {number}: a finite real number is needed")
+        raise BadAnswerError(f"{source} returned the reward {number}: a finite real number is needed")
     if abs(number) > MAX_REWARD:
         raise BadAnswerError(
-            f"step returned the reward {number:g}: its magnitude may be at most {MAX_REWARD:g}; scale rewards down"
+            f"{source} returned the reward {number:g}: its magnitude may be at most {MAX_REWARD:g}; scale rewards down"
         )
     return number
 

@@ -8,6 +8,7 @@ import msgspec
 
 from pearl.envs.decoding import decode_parts, unpacked
 from pearl.envs.episodes import MAX_OPEN_EPISODES, Episodes
+from pearl.envs.own_reward import Reward
 from pearl.envs.protocol import Environment, EpisodeLimits, LimitedEnvironment, ServingEnvironment
 from pearl.envs.response_validator import ResponseValidator
 from pearl.envs.sandbox_thread import SandboxThread
@@ -34,7 +35,13 @@ Message = OpenEpisode | StepEpisode | CloseEpisode | Demonstrate | Describe | De
 class EnvironmentService:
     """``start`` before anything else, ``stop`` at the end."""
 
-    def __init__(self, config: Config, environment: Environment, max_open: int = MAX_OPEN_EPISODES) -> None:
+    def __init__(
+        self,
+        config: Config,
+        environment: Environment,
+        max_open: int = MAX_OPEN_EPISODES,
+        reward: Reward | None = None,
+    ) -> None:
         self._environment = environment
         if isinstance(environment, LimitedEnvironment):
             environment.set_limits(_limits(config))
@@ -53,6 +60,7 @@ class EnvironmentService:
             limits,
             max_open,
             config.rollout.trajectory_deadline_s,
+            reward,
         )
 
     def start(self) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import uvloop
 
 from pearl.envs.loader import load_environment
+from pearl.envs.own_reward import Reward, load_reward
 from pearl.envs.protocol import Environment
 from pearl.envs.service import EnvironmentService, Message
 from pearl.runtime.parent_death import watch_parent
@@ -37,9 +38,10 @@ def main(arguments: Sequence[str]) -> None:
     config = read_config(options)
     try:
         environment = load_environment(config.environment.name, config.environment.options, config.model.path)
+        reward = load_reward(config.environment.reward)
     except ValueError as error:
         sys.exit(f"pearl.envs.worker: {error}")
-    log.info("left: %s", uvloop.run(serve(options, config, environment)))
+    log.info("left: %s", uvloop.run(serve(options, config, environment, reward)))
     # Environment code that blocks a thread of its own can neither be cancelled nor joined: it ends with the process.
     exit_now()
 
@@ -50,9 +52,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-async def serve(options: argparse.Namespace, config: Config, environment: Environment) -> str:
+async def serve(
+    options: argparse.Namespace, config: Config, environment: Environment, reward: Reward | None
+) -> str:
     """Returns why it ended."""
-    service = EnvironmentService(config, environment)
+    service = EnvironmentService(config, environment, reward=reward)
     hello = make_hello("environment", options, slot=options.slot)
     peer = make_client(options.address, config.runtime, hello, Message, service)
     service.start()

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import uvloop
 
-from pearl.runtime import process_markers, run_registry
+from pearl.runtime import coordinator_file, process_markers, run_registry
 from pearl.runtime.fd_limit import check_fd_limit
 from pearl.runtime.stop_signals import (
     STOP_SIGNALS,
@@ -153,7 +153,7 @@ class Service:
         if survivors:
             _complain(
                 f"these processes do not end on SIGKILL and hold what they have, GPUs too: {', '.join(survivors)}; "
-                "the kernel does not let go of them, perhaps until the host is started again",
+                "the kernel does not release them, perhaps until the host is rebooted",
                 EXIT_FAILURE,
             )
         if self._signals and (code == 0 or (self._task is not None and self._task.cancelling())):
@@ -226,9 +226,11 @@ class Service:
                 self._console.announce(how_to_join(server.address))
             entry = run_registry.register(self._run_dir, server.address, self._run_id, os.getpid())
             self._session = run_loop
+            announced = coordinator_file.publish(self._run_dir, reachable(server.address), self._run_id)
             try:
                 return await run_loop.run(server)
             finally:
+                coordinator_file.close(self._run_dir, announced, "stopped" if self._signals else "over")
                 run_registry.unregister(entry)
 
     def _write_report(self) -> None:
@@ -255,7 +257,7 @@ class Service:
                 else _complain(error, finish.exit_code or EXIT_FAILURE)
             )
         if not self._session.failure and finish.exit_code >= 128:
-            self._console.announce(f"{error}; pearl run --resume --run-dir {self._run_dir} goes on with it")
+            self._console.announce(f"{error}; pearl run --resume --run-dir {self._run_dir} continues it")
             return finish.exit_code
         code = _complain(error, finish.exit_code if finish.exit_code < 128 else EXIT_FAILURE)
         _offer_resume(self._run_dir, self._console)
@@ -264,7 +266,7 @@ class Service:
 
 def _offer_resume(run_dir: Path, console: Console) -> None:
     if (run_dir / "config.toml").is_file() and recovery.has_entries(run_dir):
-        console.announce(f"pearl run --resume --run-dir {run_dir} goes on with it, once the cause is removed")
+        console.announce(f"pearl run --resume --run-dir {run_dir} continues it once the cause is removed")
 
 
 def _with_place(error: Exception, run_dir: Path) -> str:
@@ -307,16 +309,19 @@ def load_trace(config: Config, say: Callable[[str], None]) -> list[TraceEvent]:
 
 def how_to_join(address: str) -> str:
     """Return how other hosts that can reach ``address`` join."""
-    where = tcp_address.parse(address)
-    host = where.host
-    if where.ip is not None and where.ip.is_unspecified:
-        host = socket.gethostname()
-    command = f"pearl agent --coordinator {tcp_address.join(host, where.port)}"
-    if where.is_loopback:
+    command = f"pearl agent --coordinator {reachable(address)}"
+    if tcp_address.parse(address).is_loopback:
         return (
             f"agents of this host join with: {command} (runtime.address=tcp://HOST:PORT lets other hosts in)"
         )
     return f"other hosts join with: {command}"
+
+
+def reachable(address: str) -> str:
+    """Return HOST:PORT under which other hosts reach ``address``: this host's name, where it is all interfaces."""
+    where = tcp_address.parse(address)
+    is_any = where.ip is not None and where.ip.is_unspecified
+    return tcp_address.join(socket.gethostname() if is_any else where.host, where.port)
 
 
 def check_address(config: Config) -> None:
@@ -326,7 +331,9 @@ def check_address(config: Config) -> None:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise ValueError(f'runtime.address: "{address}": {host} is no host ({error.strerror})') from None
+        raise ValueError(
+            f'runtime.address: "{address}": {host} cannot be resolved ({error.strerror})'
+        ) from None
     # A name may have addresses of a family that this host does not use.
     if not any(_can_listen(family, where) for family, *_, where in found):
         raise ValueError(

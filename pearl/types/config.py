@@ -61,6 +61,7 @@ class DataConfig(Section, frozen=True):
 class EnvironmentConfig(Section, frozen=True):
     name: str = "bugfix"  # built-in name, "package.module:Class" or "package.module:rollout"
     options: dict[str, int | float | str | bool] = {}
+    reward: str = ""  # "package.module:function" that takes the place of the environment's own; "" = none
     num_workers: Annotated[int, Meta(ge=1, le=4096)] = 1
     max_turns: Annotated[int, Meta(ge=1, le=100_000)] = 6
     reset_timeout_s: Limit = 30.0
@@ -165,9 +166,8 @@ class RuntimeConfig(Section, frozen=True):
     # of one slot or of the training world within restart_window_s; more ends the run
     max_restarts: Annotated[int, Meta(ge=0, le=10_000)] = 5
     restart_window_s: LongLimit = 300.0
-    reserved_timeout_s: LongLimit = (
-        600.0  # reserved hosts are awaited for so long, at the start and when lost
-    )
+    # reserved hosts are awaited for so long, at the start and when they are lost
+    reserved_timeout_s: LongLimit = 600.0
     # torch workers are forked from one process a host that has imported what they need: auto = those without GPUs, on =
     # all, off = none
     prepared_processes: Literal["auto", "on", "off"] = "auto"
@@ -227,7 +227,7 @@ class SglangConfig(Section, frozen=True):
     python: str = ""  # interpreter that SGLang is installed for; "" = that of the worker
     transfer: Literal["auto", "mooncake", "mooncake_tcp", "nixl"] = "auto"
     """Of KV between halves: RDMA, TCP, UCX; auto = mooncake, by TCP where there is no GPU."""
-    # tokens of a request that are told at once; more costs less, and loses more in a crash
+    # tokens of a request that are reported together; more costs less, and loses more in a crash
     stream_interval: Annotated[int, Meta(ge=1, le=1 << 16)] = 1
     options: dict[
         str, int | float | str | bool
@@ -241,7 +241,7 @@ class AgreementConfig(Section, frozen=True):
     """Before the first step both are compared with ``transformers`` on short and long prompts. Off: whatever both get
     wrong alike, masks, positions or a kind of layer, is not found, since they agree with each other."""
     max_model_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 8 << 30
-    """Of weights; a larger model is not compared at the start, and that is said."""
+    """Of weights; a larger model is not compared at the start, and a notice says so."""
     max_compared_tokens: Annotated[int, Meta(ge=8, le=1 << 20)] = 1024  # of the long prompt
     max_logprob_gap: Annotated[float, Meta(ge=1e-9, le=1000)] | None = None
     """Mean |rollout - training log-prob|, in nats, of the tokens made by the version being trained; above it the run

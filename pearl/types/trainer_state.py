@@ -20,6 +20,7 @@ class TrainerState(msgspec.Struct):
     checkpoint_step: int | None = None
     losses: list[float] = msgspec.field(default_factory=list)  # times, within the restart window
     step_began_s: float = 0.0  # when the previous step ended
+    step_seconds: float | None = None  # of the newest step that is over
     tokens_at_step: int = 0  # tokens_generated then
     train_began_s: float = 0.0
     trained_members: dict[PromptId, int] = msgspec.field(default_factory=dict)  # of steps no checkpoint holds

@@ -56,7 +56,7 @@ def make_run(run_dir: Path, config: Config | None = None) -> Path:
             "elastic.trace: no.csv",
         ),
         (["run", "job.toml", "--run-dir", "x" * 300], "File name too long"),
-        (["run", "--resume", "run.seed=1"], "leave the overrides away"),
+        (["run", "--resume", "run.seed=1"], "remove the overrides"),
         (["run", "--resume"], "holds no run to resume"),
         (["run", "--resume", "--run-dir", "absent"], "has no config.toml"),
         (["run", "job.toml", "--run-dir", "job.toml"], "is a file"),
@@ -123,7 +123,7 @@ def test_an_address_that_is_no_host_is_refused(
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     assert main(["run", "job.toml", "runtime.address=tcp://nowhere:7000"]) == 2
-    assert "nowhere is no host (Name or service not known)" in capsys.readouterr().err
+    assert "nowhere cannot be resolved (Name or service not known)" in capsys.readouterr().err
 
 
 def test_a_used_directory_is_refused_unless_resumed(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -237,3 +237,20 @@ def test_a_training_world_over_hosts_is_refused(capsys: pytest.CaptureFixture[st
     words = ["agent", "--coordinator", "h:1", "--pool", "training", "--virtual-gpus", "1"]
     assert main(words) == 2
     assert "--pool training: a training world over several hosts is not built yet" in capsys.readouterr().err
+
+
+def test_resume_if_there_begins_a_run_and_goes_on_with_it(
+    job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", "job.toml", "--run-dir", "mine", "--resume-if-there", "--dry-run"]
+    assert main(words) == 0
+    settings = capsys.readouterr().out
+    assert "# would start, in mine:" in settings
+    Path("mine").mkdir()
+    Path("mine/config.toml").write_text(settings)
+    assert main(words) == 0
+    assert "# would resume, in mine:" in capsys.readouterr().out
+    assert main([*words, "run.seed=77"]) == 2
+    assert "was started with other settings (run.seed)" in capsys.readouterr().err
+    assert main(["run", "job.toml", "--resume-if-there"]) == 2
+    assert "--resume-if-there needs CONFIG and --run-dir D" in capsys.readouterr().err

@@ -35,6 +35,17 @@ def test_the_table_shows_feasible_allocations_and_the_choice(capsys: pytest.Capt
     assert "5 workers: 2P3D" in shown
 
 
+def test_a_narrow_window_cuts_no_figure(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    assert main(["decide", "--profile", QWEN3_8B, "--workers", "8"]) == 0
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    assert shown.count("allocation") == 2, "the table is in two parts, and each names its rows"
+    assert all(f"{seconds} " in shown for seconds in (632.2, 323.4, 389.2))
+
+
 def test_current_and_overrides_count(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["decide", "--profile", QWEN3_8B, "--workers", "13", "--current", "5P8D"]
     assert main(words) == 0
@@ -106,7 +117,7 @@ def test_what_is_no_profile_is_exit_2(
         (["--profile", QWEN3_8B, "--workers", "8", "--current", "8"], '--current: "8" is no allocation'),
         (
             ["--profile", QWEN3_8B, "--workers", "8", "--makespan", "x"],
-            '--makespan "x": is none of closed-form, fluid',
+            '--makespan "x": is not one of closed-form, fluid',
         ),
         (["--profile", QWEN3_8B, "--workers", "8", "workload.x=3"], "a profile has no workload.x"),
         (["--profile", QWEN3_8B, "--workers", "8", "batch"], "write section.key=number"),

@@ -1,4 +1,4 @@
-"""``pearl simulate`` from the command line: its table, its JSON, and what it says when asked wrongly."""
+"""``pearl simulate`` from the command line: its table, its JSON, and its usage errors."""
 
 import json
 import math
@@ -45,6 +45,17 @@ def test_a_table_and_the_same_in_json(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "h800-qwen3-8b (data sheet)" in table
     assert f"{roll['throughput_tokens_per_s']:.0f}" in table
     assert "areal: its staleness" in table
+
+
+def test_a_narrow_window_cuts_no_figure(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    assert simulate("--policy", "roll", "--seconds", "100") == 0
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    assert shown.count("policy") == shown.count("  roll ") > 1
+    assert "tokens lost" in shown
 
 
 def test_several_seeds_run_in_processes_and_give_an_interval(tmp_path: Path) -> None:

@@ -78,6 +78,36 @@ def test_tables_fit_into_80_columns(
     assert ["host/3", "-", "preemptible", "no", "-", "-"] in lines
 
 
+def test_the_steps_progress_is_shown(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    progress = {"num_steps": 20, "reward_mean": 0.5125, "step_seconds": 3.24, "finished": 7, "batch_size": 16}
+    with LiveCoordinator(run_dir, lambda: {**ANSWER, **progress}):
+        assert main(["status"]) == 0
+    printed = capsys.readouterr().out
+    assert "step 3 of 20, weight version 2" in printed
+    assert "reward 0.512, 3.2 s a step, 7 of 16 trajectories finished" in printed
+
+
+def test_before_the_first_step_only_the_progress_is_known(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unknown = {"reward_mean": None, "step_seconds": None, "finished": 0, "batch_size": 16}
+    with LiveCoordinator(run_dir, lambda: {**ANSWER, **unknown}):
+        assert main(["status"]) == 0
+    assert "\n0 of 16 trajectories finished\n" in capsys.readouterr().out
+
+
+def test_a_narrow_window_cuts_no_cell(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    with LiveCoordinator(run_dir, lambda: {**ANSWER, "workers": [WORKER, ASLEEP], "gpus": GPUS}):
+        assert main(["status"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "…" not in "".join(lines)
+    assert sum(line.startswith("1.2 ") for line in lines) == 2, "each part of the table names its workers"
+    assert sum(line.startswith("host/3 ") for line in lines) == 2
+
+
 def test_a_pipe_shows_the_processes_too(
     run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from pearl.testing.world import World, checksum
 from pearl.types import commands, events
 from pearl.types.config import Config, DataConfig, EnvironmentConfig, RolloutConfig, RunConfig, TrainingConfig
 from pearl.types.ids import Incarnation, Slot
+from pearl.types.reports import StepReport
 from pearl.types.weights import Version
 
 
@@ -148,6 +149,26 @@ def test_slots_are_never_renumbered() -> None:
     assert after[Slot(3)] == before[Slot(3)]
     for slot in (Slot(0), Slot(1)):
         assert after[slot] == (before[slot][0], before[slot][1] + 1)
+
+
+def test_status_says_how_far_the_batch_is() -> None:
+    world = World(make_config(), seed=4)
+    world.start()
+    seen = []
+    while world.finish is None:
+        world.step()
+        seen.append(world.core.status())
+    first = [status for status in seen if status["step"] == 0 and status["num_steps"]]
+    size = world.config.data.batch_size
+    assert {status["finished"] for status in first} == set(range(size + 1)), "it goes up one by one"
+    assert {(status["batch_size"], status["reward_mean"], status["step_seconds"]) for status in first} == {
+        (size, None, None)
+    }
+    summary = world.finish.summary
+    assert (seen[-1]["step"], seen[-1]["num_steps"]) == (summary["steps"], world.config.run.num_steps)
+    assert seen[-1]["reward_mean"] == summary["reward_last"]
+    steps = [report for report in world.reports if isinstance(report, StepReport)]
+    assert seen[-1]["step_seconds"] == steps[-1].seconds
 
 
 def test_trainer_death_restarts_only_the_training_world() -> None:

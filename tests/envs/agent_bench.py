@@ -9,6 +9,7 @@ import numpy as np
 
 from pearl.envs.agents.environment import AgentEnvironment
 from pearl.envs.loader import load_environment
+from pearl.envs.own_reward import Reward
 from pearl.envs.service import EnvironmentService
 from pearl.envs.text.tokenizer import TextTokenizer
 from pearl.testing import chat_models as made
@@ -80,12 +81,16 @@ class AgentBench:
 
 @contextmanager
 def agent_bench(
-    directory: Path, name: str, options: dict[str, int | float | str | bool], **rollout: int
+    directory: Path,
+    name: str,
+    options: dict[str, int | float | str | bool],
+    reward: Reward | None = None,
+    **rollout: int,
 ) -> Iterator[AgentBench]:
     made.make_directory(directory, "hermes")
     environment = load_environment(name, {"template": "chatml-tools", **options}, str(directory))
     assert isinstance(environment, AgentEnvironment)
     config = msgspec.structs.replace(CONFIG, rollout=msgspec.structs.replace(CONFIG.rollout, **rollout))
-    service = EnvironmentService(config, environment)
+    service = EnvironmentService(config, environment, reward=reward)
     service.start()
     yield AgentBench(service, environment)

@@ -11,6 +11,7 @@ from agent_bench import END, AgentBench, agent_bench
 from pearl.envs.agents.completion import read_request
 from pearl.envs.agents.errors import UnsupportedError
 from pearl.envs.loader import load_environment
+from pearl.envs.own_reward import Attempt, Reward
 from pearl.testing.chat_models import make_directory
 from pearl.types.messages.environment import EpisodeFailed, StepEpisodeReply
 
@@ -19,7 +20,7 @@ GUESS = '<tool_call>\n{"name": "guess", "arguments": {"number": %d}}\n</tool_cal
 
 @asynccontextmanager
 async def running(directory: Path, function: str, **rollout: int) -> AsyncIterator[AgentBench]:
-    with agent_bench(directory, f"rollouts:{function}", {}, **rollout) as bench:
+    with agent_bench(directory, f"rollouts:{function}", {}, None, **rollout) as bench:
         try:
             yield bench
         finally:
@@ -42,6 +43,20 @@ async def test_a_rollout_function_from_its_prompt_to_its_reward(tmp_path: Path) 
             f"{opened}I wonder.{END}\n<|im_start|>user\nUse the tool.{opened}"
             f"{GUESS % 3}\n<|im_start|>tool\nwrong{opened}{GUESS % 0}"
         )
+
+
+async def test_a_reward_of_one_s_own_sees_the_task_and_the_conversation(tmp_path: Path) -> None:
+    def by_length(attempt: Attempt) -> float:
+        assert attempt.episode["name"] == "good"
+        answers = sum(message["role"] == "assistant" for message in attempt.messages)
+        return attempt.reward - 0.1 * answers if attempt.done else 0.0
+
+    with agent_bench(tmp_path, "rollouts:guess", {}, Reward("own", by_length)) as bench:
+        await bench.open(0)
+        assert isinstance(first := await bench.say("I wonder." + END), StepEpisodeReply)
+        assert isinstance(last := await bench.say(GUESS % 0), StepEpisodeReply)
+        assert (first.reward, last.reward) == (0.0, 0.8)
+        await bench.service.stop()
 
 
 @pytest.mark.parametrize(

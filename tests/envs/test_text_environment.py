@@ -8,7 +8,9 @@ import pytest
 from text_games import Guess
 
 from pearl.envs.loader import load_environment
+from pearl.envs.own_reward import Attempt, Reward
 from pearl.envs.service import EnvironmentService
+from pearl.envs.text import TextEpisode
 from pearl.envs.text.environment import RenderedEnvironment
 from pearl.testing import chat_models as made
 from pearl.types.config import Config, EnvironmentConfig, RolloutConfig
@@ -29,14 +31,14 @@ CONFIG = Config(
 class Bench:
     """A service over the game, spoken to in text."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, reward: Reward | None = None) -> None:
         made.make_directory(directory, "hermes")
         options: dict[str, int | float | str | bool] = {"template": "chatml-tools", "size": 10}
         environment = load_environment("text_games:Guess", options, str(directory))
         assert isinstance(environment, RenderedEnvironment)
         self.environment = environment
         self.tokenizer = environment._proven.chat.tokenizer
-        self.service = EnvironmentService(CONFIG, environment)
+        self.service = EnvironmentService(CONFIG, environment, reward=reward)
         self.turn = 0
 
     @property
@@ -74,6 +76,20 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
 
 def guess(number: int) -> str:
     return f'<tool_call>\n{{"name": "guess", "arguments": {{"number": {number}}}}}\n</tool_call><|im_end|>'
+
+
+async def test_a_reward_of_one_s_own_reads_the_conversation(tmp_path: Path) -> None:
+    def num_assistant_messages(attempt: Attempt) -> int:
+        assert isinstance(attempt.episode, TextEpisode)
+        return sum(message["role"] == "assistant" for message in attempt.messages)
+
+    bench = Bench(tmp_path, Reward("own", num_assistant_messages))
+    bench.service.start()
+    try:
+        await bench.open(0)
+        assert [(await bench.say(guess(number))).reward for number in (9, 8)] == [1.0, 2.0]
+    finally:
+        await bench.service.stop()
 
 
 async def test_an_episode_in_text(bench: Bench) -> None:

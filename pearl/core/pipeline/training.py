@@ -205,6 +205,7 @@ class Training:
         if event.checkpoint_step is not None:
             state.checkpoint_step = event.checkpoint_step
             self._forget_before(event.checkpoint_step)
+        state.step_seconds = now - state.step_began_s
         state.step_began_s, state.tokens_at_step = now, self._counters.tokens_generated
         self._report(now, "idle")
         return Published(event.version, event.checksum)

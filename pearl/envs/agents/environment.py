@@ -16,6 +16,7 @@ from pearl.envs.agents.errors import TruncatedError
 from pearl.envs.agents.exchange import AgentCounters, Exchange, Prompt, Truncation
 from pearl.envs.agents.gateway import Gateway
 from pearl.envs.agents.tasks import TaskSets
+from pearl.envs.own_reward import TranscribedEpisode, Transcript
 from pearl.envs.protocol import EnvironmentSpec, EpisodeLimits, InfrastructureError, Observation, Split
 from pearl.envs.text.environment import spec_of
 from pearl.envs.text.options import ProvenChat
@@ -104,7 +105,7 @@ class AgentEnvironment:
         return self._group.create_task(_contained(self._agent, task, exchange), name="agent")
 
 
-class AgentEpisode:
+class AgentEpisode(TranscribedEpisode):
     def __init__(self, environment: AgentEnvironment, exchange: Exchange, task: Any) -> None:
         self._environment = environment
         self._exchange = exchange
@@ -152,6 +153,9 @@ class AgentEpisode:
         if self._agent is not None:
             self._agent.cancel()
             await asyncio.wait({self._agent})
+
+    def transcript(self) -> Transcript:
+        return Transcript(self._task, self._exchange.messages())
 
 
 async def _contained(agent: Agent, task: Any, exchange: Exchange) -> Outcome:

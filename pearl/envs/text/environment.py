@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from pearl.envs.own_reward import TranscribedEpisode, Transcript
 from pearl.envs.protocol import EnvironmentSpec, EpisodeLimits, Observation, Split
 from pearl.envs.text.base import TextEnvironment, TextEpisode
 from pearl.envs.text.conversation import Conversation
@@ -81,7 +82,7 @@ class RenderedEnvironment:
             )
 
 
-class RenderedEpisode:
+class RenderedEpisode(TranscribedEpisode):
     def __init__(
         self, episode: TextEpisode, conversation: Conversation, environment: RenderedEnvironment
     ) -> None:
@@ -110,6 +111,9 @@ class RenderedEpisode:
 
     async def close(self) -> None:
         await self._episode.close()
+
+    def transcript(self) -> Transcript:
+        return Transcript(self._episode, list(self._conversation.messages))
 
 
 def spec_of(
