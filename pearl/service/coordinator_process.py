@@ -153,7 +153,7 @@ class Service:
         if survivors:
             _complain(
                 f"these processes do not end on SIGKILL and hold what they have, GPUs too: {', '.join(survivors)}; "
-                "the kernel does not let go of them, perhaps until the host is started again",
+                "the kernel does not release them, perhaps until the host is rebooted",
                 EXIT_FAILURE,
             )
         if self._signals and (code == 0 or (self._task is not None and self._task.cancelling())):
@@ -257,7 +257,7 @@ class Service:
                 else _complain(error, finish.exit_code or EXIT_FAILURE)
             )
         if not self._session.failure and finish.exit_code >= 128:
-            self._console.announce(f"{error}; pearl run --resume --run-dir {self._run_dir} goes on with it")
+            self._console.announce(f"{error}; pearl run --resume --run-dir {self._run_dir} continues it")
             return finish.exit_code
         code = _complain(error, finish.exit_code if finish.exit_code < 128 else EXIT_FAILURE)
         _offer_resume(self._run_dir, self._console)
@@ -266,7 +266,7 @@ class Service:
 
 def _offer_resume(run_dir: Path, console: Console) -> None:
     if (run_dir / "config.toml").is_file() and recovery.has_entries(run_dir):
-        console.announce(f"pearl run --resume --run-dir {run_dir} goes on with it, once the cause is removed")
+        console.announce(f"pearl run --resume --run-dir {run_dir} continues it once the cause is removed")
 
 
 def _with_place(error: Exception, run_dir: Path) -> str:
@@ -331,7 +331,9 @@ def check_address(config: Config) -> None:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise ValueError(f'runtime.address: "{address}": {host} is no host ({error.strerror})') from None
+        raise ValueError(
+            f'runtime.address: "{address}": {host} cannot be resolved ({error.strerror})'
+        ) from None
     # A name may have addresses of a family that this host does not use.
     if not any(_can_listen(family, where) for family, *_, where in found):
         raise ValueError(

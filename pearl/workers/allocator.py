@@ -33,6 +33,6 @@ def return_large_blocks() -> bool:
         is_done = False
     if not is_done:
         log.info(
-            "the C library cannot be told to return freed memory: a training step may hold more than it uses"
+            "the C library cannot be made to return freed memory: a training step may hold more than it uses"
         )
     return is_done

@@ -277,7 +277,7 @@ def test_options_are_checked_and_divided() -> None:
     assert (chat.follow_ups, rest) == ("tools", {"size": 3})
     with pytest.raises(ValueError, match=r"environment\.options.*keep_thinking"):
         split_options({"keep_thinking": "yes"})
-    with pytest.raises(ValueError, match='tool_format = "qwen": is none of hermes, llama3'):
+    with pytest.raises(ValueError, match='tool_format = "qwen": is not one of hermes, llama3'):
         split_options({"tool_format": "qwen"})
 
 

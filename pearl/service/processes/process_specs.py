@@ -67,8 +67,8 @@ class ProcessSpecs:
         physical = {gpu.gpu for gpu in report.gpus if not gpu.virtual}
         if self._config.model.device == "cuda" and len(physical) < len(report.gpus):
             raise ValueError(
-                f'model.device = "cuda", but {report.host} offers virtual GPUs: leave --virtual-gpus away, or run the '
-                "job on the CPU"
+                f'model.device = "cuda", but {report.host} offers virtual GPUs: start it without --virtual-gpus, or '
+                "run the job on the CPU"
             )
         self._physical -= {gpu for gpu in self._physical if gpu.rpartition("/")[0] == report.host}
         self._physical |= physical
