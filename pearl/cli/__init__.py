@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="pearl run",
-        usage="pearl run CONFIG [key=value ...] [--run-dir D] [--dry-run] [--resume]",
+        usage="pearl run CONFIG [key=value ...] [--run-dir D] [--dry-run] [--resume | --resume-if-there]",
         description="Run a job. Settings come from CONFIG (TOML) and section.key=value overrides, nothing else.",
     )
     parser.add_argument(
@@ -83,7 +83,11 @@ def _run(words: Sequence[str]) -> int:
         "--run-dir", type=Path, help="a new directory for its files (default: a new one in runs/)"
     )
     parser.add_argument("--dry-run", action="store_true", help="print the resolved settings; start nothing")
-    parser.add_argument("--resume", action="store_true", help="go on with --run-dir, or with the newest run")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--resume", action="store_true", help="go on with --run-dir, or with the newest run")
+    which.add_argument(
+        "--resume-if-there", action="store_true", help="go on with the run in --run-dir, or begin it there"
+    )
     options = parser.parse_intermixed_args(words)
     configs = [word for word in options.words if "=" not in word]
     if len(configs) > 1:
@@ -99,6 +103,7 @@ def _run(words: Sequence[str]) -> int:
             run_dir=options.run_dir,
             dry_run=options.dry_run,
             resume=options.resume,
+            if_there=options.resume_if_there,
         )
     )
 

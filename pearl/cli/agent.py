@@ -1,6 +1,6 @@
 """``pearl agent``: this host's GPUs join a run and leave it again.
 
-Exit codes: 0 left as asked (a signal, the end of the run), 1 not let in or the coordinator is lost, 2 usage error.
+Exit codes: 0 left as asked (a signal, the end of the run) or no run was there, 1 not let in, 2 usage error.
 """
 
 import argparse
@@ -11,8 +11,9 @@ from pathlib import Path
 
 from pearl.cli.numbers import MAX_GPUS_PER_NODE, number, whole
 from pearl.config import ConfigError
+from pearl.runtime import coordinator_file
 from pearl.runtime.agent import VIRTUAL_GPU_BYTES, join, make_report
-from pearl.runtime.preemptible_agent import GivenUpError, JoinOptions
+from pearl.runtime.preemptible_agent import GivenUpError, JoinOptions, NoRunError
 from pearl.service.processes.process_manager import LOCAL_HOST
 from pearl.types import tcp_address
 from pearl.types.config import RuntimeConfig
@@ -41,6 +42,8 @@ def agent(words: Sequence[str]) -> int:
     join_options, report = _join_options(options), _report(options)
     try:
         reason = join(join_options, report)
+    except NoRunError as error:
+        reason = str(error)
     except GivenUpError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_FAILURE
@@ -54,7 +57,12 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     )
     defaults = RuntimeConfig()
     add = parser.add_argument
-    add("--coordinator", required=True, metavar="ADDRESS", help="HOST:PORT; pearl run says it when it starts")
+    add(
+        "--coordinator",
+        required=True,
+        metavar="ADDRESS",
+        help="HOST:PORT, which pearl run says when it starts, or the run directory, whose file is read at each try",
+    )
     add(
         "--pool",
         choices=("spot", "rollout", "training"),
@@ -71,7 +79,13 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     )
     add("--grace", type=SECONDS, default=30.0, metavar="S", help="between notice and end (default: 30)")
     add("--lifetime", type=SECONDS, metavar="S", help="the host is taken away S seconds from now")
-    add("--rejoin", type=SECONDS, default=60.0, metavar="S", help="how long to try to join (default: 60)")
+    add(
+        "--rejoin",
+        type=SECONDS,
+        default=60.0,
+        metavar="S",
+        help="how long to wait for a run, then exit with code 0 (default: 60)",
+    )
     add(
         "--log-dir",
         type=Path,
@@ -105,7 +119,8 @@ def _join_options(options: argparse.Namespace) -> JoinOptions:
             "connection would be given up while it is good"
         )
     return JoinOptions(
-        address=_address(options.coordinator),
+        address="" if (file := _file(options.coordinator)) else _address(options.coordinator),
+        file=file,
         run_id=options.run_id,
         grace_s=options.grace,
         rejoin_s=options.rejoin,
@@ -133,6 +148,15 @@ def _report(options: argparse.Namespace) -> AgentReport:
             "this host has no GPU to offer; --virtual-gpus N offers virtual ones that run on the CPU"
         )
     return report
+
+
+def _file(text: str) -> Path | None:
+    """Return the file that names the coordinator, None when ``text`` is an address."""
+    path = Path(text)
+    if "://" in text or not ("/" in text or path.exists()):
+        return None
+    is_file = path.is_file() or path.name == coordinator_file.NAME
+    return (path if is_file else path / coordinator_file.NAME).absolute()
 
 
 def _address(text: str) -> str:

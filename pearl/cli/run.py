@@ -21,7 +21,15 @@ from pearl.service.own_router import load_router
 from pearl.types.config import Config, RunConfig
 from pearl.types.exit_codes import EXIT_USAGE
 
-OF_NO_RUN = {"run_id", "identity.json", "logs", "coordinator.log", "metrics.jsonl", "trajectories.jsonl"}
+OF_NO_RUN = {
+    "run_id",
+    "coordinator.json",
+    "identity.json",
+    "logs",
+    "coordinator.log",
+    "metrics.jsonl",
+    "trajectories.jsonl",
+}
 """What a run leaves that never began."""
 
 
@@ -33,6 +41,7 @@ class Request(NamedTuple):
     run_dir: Path | None
     dry_run: bool
     resume: bool
+    if_there: bool = False  # resume when the directory holds a run, else begin it
 
 
 def run(request: Request) -> int:
@@ -41,6 +50,8 @@ def run(request: Request) -> int:
     Raises:
         ConfigError: for wrong settings or a directory that cannot be used.
     """
+    if request.if_there:
+        request = request._replace(resume=_is_there(request))
     config, run_dir = _resumed(request) if request.resume else _fresh(request)
     notes: list[str] = []
     _check_all(
@@ -224,6 +235,15 @@ def _resumed(request: Request) -> tuple[Config, Path]:
             "continues it with its own"
         )
     return config, run_dir
+
+
+def _is_there(request: Request) -> bool:
+    """Return whether --resume-if-there goes on with a run: the same line is for the first start and for all others."""
+    if request.run_dir is None or request.config is None:
+        raise ConfigError(
+            "--resume-if-there needs CONFIG and --run-dir D: it begins the run, or goes on with it"
+        )
+    return (request.run_dir / "config.toml").is_file()
 
 
 def _newest(run_root: Path) -> Path:

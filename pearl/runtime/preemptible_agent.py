@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from pearl.runtime import coordinator_file
 from pearl.runtime.installation import installation
 from pearl.runtime.node_agent import NodeAgent
 from pearl.runtime.rpc_client import RpcClient
@@ -22,6 +23,8 @@ from pearl.types.messages.control import AgentReport, ControlMessage, Hello
 
 RETRY_S = 1.0
 """Between two tries to join: a coordinator that drops it again and again is not kept busy by it."""
+FILE_TRY_S = 5.0
+"""For one try at an address from a file, which may have another one by then."""
 MIN_TRY_S = 2.0
 """For one try, however short the time for all of them."""
 
@@ -32,10 +35,15 @@ class GivenUpError(Exception):
     """It is not let in, or lost the coordinator for too long; the text is for the person."""
 
 
+class NoRunError(GivenUpError):
+    """No run was there for as long as it waits: nothing is wrong with this host."""
+
+
 class JoinOptions(msgspec.Struct, frozen=True, kw_only=True):
     """On which a host joins."""
 
-    address: str  # of the coordinator
+    address: str = ""  # of the coordinator; "" = as the file says
+    file: Path | None = None  # the run directory's, read again at each try
     run_id: str = ""  # "" = whichever run is there
     grace_s: float
     rejoin_s: float  # for how long it tries to join, at first and again
@@ -72,21 +80,34 @@ class PreemptibleAgent:
         give_up_at = loop.time() + self._terms.rejoin_s
         incarnation = 0
         while True:
+            found = self._find()
+            if found == "over":
+                return "the run is over"
+            if not found:
+                if loop.time() >= give_up_at:
+                    raise NoRunError(self._nobody_there("the file names no live run"))
+                if await self._is_called_off(RETRY_S):
+                    return "told to leave"
+                continue
             incarnation += 1
             agent = self._agent = NodeAgent(
                 self._report, self._terms.lease_s, self._choose_logs, adopts_orphans=self._adopts_orphans
             )
-            peer = self._make_peer(agent, incarnation)
-            patience = loop.call_at(max(give_up_at, loop.time() + MIN_TRY_S), self._lose_patience, agent)
+            peer = self._make_peer(found, agent, incarnation)
+            limits = [loop.call_at(max(give_up_at, loop.time() + MIN_TRY_S), self._lose_patience, agent)]
+            if self._terms.file is not None:
+                limits.append(loop.call_later(FILE_TRY_S, self._lose_address, agent, peer))
             reason = await agent.run(peer)
-            patience.cancel()
-            self._run_id = peer.run_id
+            for limit in limits:
+                limit.cancel()
+            if self._terms.file is None:
+                self._run_id = peer.run_id
             if agent.survivors:
                 raise GivenUpError(
                     f"{reason}; these processes do not end on SIGKILL, and hold what they had of this host: "
                     + ", ".join(agent.survivors)
                 )
-            if agent.cause == "asked" or self._called_off.is_set():
+            if self._called_off.is_set() or (agent.cause == "asked" and self._terms.file is None):
                 return reason
             if agent.cause == "refused":
                 raise GivenUpError(reason)
@@ -94,16 +115,31 @@ class PreemptibleAgent:
                 give_up_at = loop.time() + self._terms.rejoin_s
                 log.warning("%s; trying to join again for %g s", reason, self._terms.rejoin_s)
             if loop.time() >= give_up_at:
-                raise GivenUpError(self._nobody_there(reason))
+                raise NoRunError(self._nobody_there(reason))
             if await self._is_called_off(RETRY_S):
                 return "asked to leave"
 
     def _lose_patience(self, agent: NodeAgent) -> None:
         if not agent.has_joined:
-            agent.leave(f"no answer from {self._terms.address} in that time", "lost")
+            agent.leave(f"no answer from {self._terms.file or self._terms.address} in that time", "lost")
+
+    def _lose_address(self, agent: NodeAgent, peer: RpcClient) -> None:
+        """Read the file again: perhaps another life of the run is elsewhere."""
+        if not peer.has_joined:
+            agent.leave(f"no answer from {peer.address} in {FILE_TRY_S:g} s", "lost")
+
+    def _find(self) -> str:
+        """Return the coordinator's address: "" while there is none, and "over" when there will be none any more."""
+        if self._terms.file is None:
+            return self._terms.address
+        said = coordinator_file.read(self._terms.file)
+        if said is None or (self._terms.run_id and said.run_id != self._terms.run_id):
+            return ""
+        self._run_id = said.run_id
+        return {"running": f"tcp://{said.address}", "stopped": "", "over": "over"}[said.state]
 
     def _nobody_there(self, last: str) -> str:
-        address, limit_s = self._terms.address, self._terms.rejoin_s
+        address, limit_s = self._terms.file or self._terms.address, self._terms.rejoin_s
         return (
             f"no coordinator let it in at {address} for {limit_s:g} s, last: {last}. A run that was resumed listens "
             "at a new address unless runtime.address names a port"
@@ -112,8 +148,8 @@ class PreemptibleAgent:
     def call_off(self, reason: str) -> None:
         """Give notice that the host is taken away and leave; a second call leaves at once."""
         self._called_off.set()
-        assert self._agent is not None
-        self._agent.give_notice(self._terms.grace_s, reason)
+        if self._agent is not None:
+            self._agent.give_notice(self._terms.grace_s, reason)
 
     async def _is_called_off(self, limit_s: float) -> bool:
         """Whether it is told to leave within the limit."""
@@ -124,7 +160,7 @@ class PreemptibleAgent:
             return False
         return True
 
-    def _make_peer(self, agent: NodeAgent, incarnation: int) -> RpcClient:
+    def _make_peer(self, address: str, agent: NodeAgent, incarnation: int) -> RpcClient:
         terms = self._terms
         hello = Hello(
             "agent",
@@ -135,7 +171,7 @@ class PreemptibleAgent:
             self._run_id,
             installation=installation(),
         )
-        return make_client(terms.address, terms, hello, ControlMessage, agent)
+        return make_client(address, terms, hello, ControlMessage, agent)
 
     def _choose_logs(self, wanted: Path, run_id: str) -> Path:
         """The run's own directory for logs where this host shares it; another run's, or a stranger's, is left alone."""

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import uvloop
 
-from pearl.runtime import process_markers, run_registry
+from pearl.runtime import coordinator_file, process_markers, run_registry
 from pearl.runtime.fd_limit import check_fd_limit
 from pearl.runtime.stop_signals import (
     STOP_SIGNALS,
@@ -226,9 +226,11 @@ class Service:
                 self._console.announce(how_to_join(server.address))
             entry = run_registry.register(self._run_dir, server.address, self._run_id, os.getpid())
             self._session = run_loop
+            announced = coordinator_file.publish(self._run_dir, reachable(server.address), self._run_id)
             try:
                 return await run_loop.run(server)
             finally:
+                coordinator_file.close(self._run_dir, announced, "stopped" if self._signals else "over")
                 run_registry.unregister(entry)
 
     def _write_report(self) -> None:
@@ -307,16 +309,19 @@ def load_trace(config: Config, say: Callable[[str], None]) -> list[TraceEvent]:
 
 def how_to_join(address: str) -> str:
     """Return how other hosts that can reach ``address`` join."""
-    where = tcp_address.parse(address)
-    host = where.host
-    if where.ip is not None and where.ip.is_unspecified:
-        host = socket.gethostname()
-    command = f"pearl agent --coordinator {tcp_address.join(host, where.port)}"
-    if where.is_loopback:
+    command = f"pearl agent --coordinator {reachable(address)}"
+    if tcp_address.parse(address).is_loopback:
         return (
             f"agents of this host join with: {command} (runtime.address=tcp://HOST:PORT lets other hosts in)"
         )
     return f"other hosts join with: {command}"
+
+
+def reachable(address: str) -> str:
+    """Return HOST:PORT under which other hosts reach ``address``: this host's name, where it is all interfaces."""
+    where = tcp_address.parse(address)
+    is_any = where.ip is not None and where.ip.is_unspecified
+    return tcp_address.join(socket.gethostname() if is_any else where.host, where.port)
 
 
 def check_address(config: Config) -> None:

@@ -166,9 +166,8 @@ class RuntimeConfig(Section, frozen=True):
     # of one slot or of the training world within restart_window_s; more ends the run
     max_restarts: Annotated[int, Meta(ge=0, le=10_000)] = 5
     restart_window_s: LongLimit = 300.0
-    reserved_timeout_s: LongLimit = (
-        600.0  # reserved hosts are awaited for so long, at the start and when lost
-    )
+    # reserved hosts are awaited for so long, at the start and when they are lost
+    reserved_timeout_s: LongLimit = 600.0
     # torch workers are forked from one process a host that has imported what they need: auto = those without GPUs, on =
     # all, off = none
     prepared_processes: Literal["auto", "on", "off"] = "auto"

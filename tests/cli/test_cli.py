@@ -237,3 +237,20 @@ def test_a_training_world_over_hosts_is_refused(capsys: pytest.CaptureFixture[st
     words = ["agent", "--coordinator", "h:1", "--pool", "training", "--virtual-gpus", "1"]
     assert main(words) == 2
     assert "--pool training: a training world over several hosts is not built yet" in capsys.readouterr().err
+
+
+def test_resume_if_there_begins_a_run_and_goes_on_with_it(
+    job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", "job.toml", "--run-dir", "mine", "--resume-if-there", "--dry-run"]
+    assert main(words) == 0
+    settings = capsys.readouterr().out
+    assert "# would start, in mine:" in settings
+    Path("mine").mkdir()
+    Path("mine/config.toml").write_text(settings)
+    assert main(words) == 0
+    assert "# would resume, in mine:" in capsys.readouterr().out
+    assert main([*words, "run.seed=77"]) == 2
+    assert "was started with other settings (run.seed)" in capsys.readouterr().err
+    assert main(["run", "job.toml", "--resume-if-there"]) == 2
+    assert "--resume-if-there needs CONFIG and --run-dir D" in capsys.readouterr().err

@@ -15,11 +15,11 @@ import pytest
 from member_watch import LIMIT_S, Members, watch_members
 
 from pearl.cli import main
-from pearl.runtime import preemptible_agent, process_markers
+from pearl.runtime import coordinator_file, preemptible_agent, process_markers
 from pearl.runtime.clock import MonotonicClock
 from pearl.runtime.inbound import Call, Inbound, Notification, PeerJoined
 from pearl.runtime.installation import installation, model_digest
-from pearl.runtime.preemptible_agent import GivenUpError, JoinOptions, PreemptibleAgent
+from pearl.runtime.preemptible_agent import GivenUpError, JoinOptions, NoRunError, PreemptibleAgent
 from pearl.runtime.rpc_server import RpcServer
 from pearl.types.messages.control import (
     Ack,
@@ -286,7 +286,7 @@ async def test_a_lost_coordinator_ends_the_groups_and_is_joined_again(watch: Mem
 
 async def test_a_coordinator_that_does_not_come_back_is_given_up() -> None:
     address = "tcp://127.0.0.1:9"  # nobody listens on the discard port here
-    with pytest.raises(GivenUpError, match=r"no coordinator let it in at tcp://127\.0\.0\.1:9 for 0\.2 s"):
+    with pytest.raises(NoRunError, match=r"no coordinator let it in at tcp://127\.0\.0\.1:9 for 0\.2 s"):
         await PreemptibleAgent(terms(address, rejoin_s=0.2, lease_s=0.2), REPORT).run()
 
 
@@ -355,3 +355,74 @@ def test_an_agent_that_is_started_wrongly_says_how(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert main(["agent", *words]) == 2
     assert error in capsys.readouterr().err
+
+
+def announce(run_dir: Path, coordinator: Coordinator) -> coordinator_file.CoordinatorFile:
+    return coordinator_file.publish(run_dir, coordinator.server.address.removeprefix("tcp://"), RUN_ID)
+
+
+async def test_an_agent_follows_its_run_by_the_file_and_leaves_when_it_is_over(tmp_path: Path) -> None:
+    options = terms("", file=tmp_path / coordinator_file.NAME)
+    async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
+        running = group.create_task(PreemptibleAgent(options, REPORT).run())
+        async with attended() as first:
+            life = announce(tmp_path, first)
+            await first.until(lambda: first.joined == 1)
+            coordinator_file.close(tmp_path, life, "stopped")
+            first.server.notify(first.agent, Shutdown("stopped by signal 15"))
+        async with attended() as second:  # the run was resumed, at another address
+            life = announce(tmp_path, second)
+            assert life.incarnation == 2
+            await second.until(lambda: second.joined == 1)
+            coordinator_file.close(tmp_path, life, "over")
+            second.server.notify(second.agent, Shutdown("the run is over"))
+            assert await running == "the run is over"
+
+
+async def test_an_address_at_which_nobody_answers_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preemptible_agent, "FILE_TRY_S", 0.05)
+    coordinator_file.publish(tmp_path, "127.0.0.1:9", RUN_ID)  # of a life that was killed
+    options = terms("", file=tmp_path / coordinator_file.NAME)
+    async with asyncio.timeout(LIMIT_S), attended() as coordinator, asyncio.TaskGroup() as group:
+        agent = PreemptibleAgent(options, REPORT)
+        running = group.create_task(agent.run())
+        await asyncio.sleep(0.1)
+        announce(tmp_path, coordinator)
+        await coordinator.until(lambda: coordinator.joined == 1)
+        coordinator.server.notify(coordinator.agent, GpusReturned(("a/0", "a/1")))
+        agent.call_off("SIGTERM")
+        agent.call_off("SIGTERM")
+        assert await running == "SIGTERM"
+
+
+@pytest.mark.parametrize("content", [None, b"{", b'{"address": 1}'])
+async def test_a_file_that_names_no_run_is_given_up_in_time(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / coordinator_file.NAME
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(NoRunError, match="for 0 s, last: the file names no live run"):
+        await PreemptibleAgent(terms("", file=path, rejoin_s=0.0), REPORT).run()
+
+
+def test_the_file_of_another_life_is_left_alone(tmp_path: Path) -> None:
+    first = coordinator_file.publish(tmp_path, "[fd00::1]:7000", RUN_ID)
+    second = coordinator_file.publish(tmp_path, "b:7001", RUN_ID)
+    coordinator_file.close(tmp_path, first, "over")
+    assert coordinator_file.read(tmp_path / coordinator_file.NAME) == second
+    other = coordinator_file.publish(tmp_path, "b:7001", "another run")
+    assert (second.incarnation, other.incarnation) == (2, 1)
+    assert [path.name for path in tmp_path.iterdir()] == [coordinator_file.NAME]
+
+
+def test_no_run_and_a_run_that_is_over_are_no_failures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["agent", "--coordinator", str(tmp_path), "--virtual-gpus", "1", "--host", "a", "--rejoin", "0"]
+    assert main(words) == 0
+    assert f"left: no coordinator let it in at {tmp_path}/coordinator.json" in capsys.readouterr().out
+    life = coordinator_file.publish(tmp_path, "h:1", RUN_ID)
+    coordinator_file.close(tmp_path, life, "over")
+    assert main(words) == 0
+    assert capsys.readouterr().out == "left: the run is over\n"
