@@ -214,9 +214,7 @@ def test_gradients_follow_the_example_of_an_own_objective(monkeypatch: pytest.Mo
     own = load_extension("training.loss", "own_objective:reinforce")
     total, _ = token_losses(logprobs, batch, settings(own=own, own_name="own_objective:reinforce"))
     (gradient,) = torch.autograd.grad(total, [logprobs])
-    assert torch.equal(gradient, -batch.advantages_M), (
-        "each token's, and nothing of the built-in objective"
-    )
+    assert torch.equal(gradient, -batch.advantages_M), "each token's, and nothing of the built-in objective"
 
 
 # however it is cut
