@@ -15,7 +15,7 @@ from pearl.types import tcp_address
 from pearl.types.config import Config, TrainingConfig
 
 ADVANTAGES = ("group", "leave-one-out", "batch")
-BUILT_IN_ENVIRONMENTS = ("bugfix", "emulated", "harness", "jsonl")
+BUILT_IN_ENVIRONMENTS = ("bugfix", "emulated", "harness", "jsonl", "python-repository")
 ROUTERS = ("sticky", "least-loaded", "cache-aware")
 OWN_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 PROBE_LIMIT_S = 30.0
