@@ -84,6 +84,8 @@ class RepositoryEnvironment(TextEnvironment):
             if evaluation_tasks
             else [],
         }
+        if not self._tasks["train"]:
+            raise ValueError(f'environment.options.tasks = "{tasks}": there are no tasks in it')
         self.num_train_tasks = len(self._tasks["train"])
         self.num_evaluation_tasks = len(self._tasks["evaluation"])
         try:
