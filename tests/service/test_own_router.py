@@ -9,7 +9,7 @@ from whole_run import run_whole
 from pearl.config import ConfigError, load, validate
 from pearl.core.coordinator import Coordinator
 from pearl.core.pipeline.router import Candidate
-from pearl.service import recovery, replay
+from pearl.service import coordinator_process, recovery, replay
 from pearl.service.own_router import RouterError, load_router
 from pearl.service.run_files import RunFiles
 from pearl.sim.job import make_job
@@ -120,6 +120,11 @@ async def test_a_replay_notices_that_the_router_is_another(tmp_path: Path) -> No
     settings = tmp_path / "run" / "config.toml"
     settings.write_text(settings.read_text().replace(":last_slot", ":first_slot"))
     assert "entry " in (replay.check(tmp_path / "run") or "")
+
+
+def test_its_failure_ends_a_run_with_its_own_words(tmp_path: Path) -> None:
+    error = RouterError('rollout.router = "a:b" raised KeyError')
+    assert coordinator_process._explained(ExceptionGroup("", [error]), tmp_path) is error
 
 
 def test_a_simulated_job_is_routed_by_it() -> None:
