@@ -27,9 +27,9 @@ Have this host's GPUs join a run: as preemptible ones, or as reserved ones that 
 whose loss is a failure. It needs the model at the same path as the coordinator's host has it (the built-in one needs
 nothing); all other settings come from the coordinator.
 
-SIGTERM, SIGINT (Ctrl-C), SIGUSR1 and SIGHUP mean that the host is taken away: the run is told, what it computes here is
-interrupted and goes on elsewhere, and the agent leaves when the GPUs are given back or the grace is over. A second
-signal makes it leave at once. When the coordinator is lost, everything here ends and it tries to join again."""
+SIGTERM, SIGINT (Ctrl-C), SIGUSR1 and SIGHUP mean that the host is taken away: the run is notified, what it computes
+here is interrupted and continues elsewhere, and the agent leaves when the GPUs are given back or the grace is over. A
+second signal makes it leave at once. When the coordinator is lost, everything here ends and it tries to join again."""
 
 
 def agent(words: Sequence[str]) -> int:

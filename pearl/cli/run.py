@@ -241,7 +241,7 @@ def _is_there(request: Request) -> bool:
     """Return whether --resume-if-there goes on with a run: the same line is for the first start and for all others."""
     if request.run_dir is None or request.config is None:
         raise ConfigError(
-            "--resume-if-there needs CONFIG and --run-dir D: it begins the run, or goes on with it"
+            "--resume-if-there needs CONFIG and --run-dir D: it begins the run, or continues it"
         )
     return (request.run_dir / "config.toml").is_file()
 

@@ -168,7 +168,7 @@ def test_only_what_was_promised_may_follow(tmp_path: Path) -> None:
 
 
 def test_a_template_that_moves_what_was_said_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"rewrites what was said before.*follow_ups = \"tools\""):
+    with pytest.raises(ValueError, match=r"rewrites earlier messages.*follow_ups = \"tools\""):
         made.make_proven(tmp_path, "mistral")
 
 
