@@ -1,11 +1,10 @@
-"""PEARL from Python: ``pearl.run`` runs a job, ``pearl.runs.open`` reads what a run left. Imports nothing heavy."""
+"""PEARL from Python: ``pearl.run`` runs a job, ``pearl.runs.open`` reads what a run left. Imports nothing heavy.
+
+The names' types are in ``__init__.pyi``: this module imports none of them, so that imports of ``pearl`` stay cheap.
+"""
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from pearl import runs
-    from pearl.api import RunError, run
+from typing import Any
 
 __all__ = ["RunError", "run", "runs"]
 

@@ -1,5 +1,6 @@
 """What a run left, from Python; and that ``import pearl`` costs nothing."""
 
+import ast
 import json
 import subprocess
 import sys
@@ -83,3 +84,15 @@ def test_importing_pearl_imports_nothing_else() -> None:
     code = "import pearl, sys; print(sorted(m for m in sys.modules if m in ('numpy', 'zmq', 'torch', 'msgspec')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_stub_names_what_the_package_offers() -> None:
+    stub = ast.parse(Path(pearl.__file__).with_name("__init__.pyi").read_text())
+    imported = [
+        alias.asname for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    ]
+    assert sorted(filter(None, imported)) == pearl.__all__
+    for name in pearl.__all__:
+        assert getattr(pearl, name)
+    with pytest.raises(AttributeError, match="has no attribute 'walk'"):
+        getattr(pearl, "walk")  # noqa: B009 - mypy knows that there is none

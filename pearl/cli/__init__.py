@@ -118,7 +118,7 @@ def _status(words: Sequence[str]) -> int:
         const=1.0,
         type=number(0.05, 3600, "seconds"),
         metavar="SECONDS",
-        help="again and again, until the run ends (every second unless said otherwise)",
+        help="again and again, until the run ends (every second by default)",
     )
     options = parser.parse_args(words)
     from pearl.cli.status import status
@@ -347,7 +347,9 @@ def _show(words: Sequence[str]) -> int:
         raise ConfigError("--beside: name the TRAJECTORY that it is put beside")
     filters = show.Filters(options.step, _reward_range(options.reward), options.outcome, options.prompt)
     if options.trajectory is not None and any(given is not None for given in filters):
-        raise ConfigError("--step, --reward, --outcome and --prompt filter the list; leave TRAJECTORY away")
+        raise ConfigError(
+            "--step, --reward, --outcome and --prompt filter the list and do not go with TRAJECTORY"
+        )
     return show.show(
         show.Request(
             run_dir=run_dir,

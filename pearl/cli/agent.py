@@ -27,9 +27,9 @@ Have this host's GPUs join a run: as preemptible ones, or as reserved ones that 
 whose loss is a failure. It needs the model at the same path as the coordinator's host has it (the built-in one needs
 nothing); all other settings come from the coordinator.
 
-SIGTERM, SIGINT (Ctrl-C), SIGUSR1 and SIGHUP mean that the host is taken away: the run is told, what it computes here is
-interrupted and goes on elsewhere, and the agent leaves when the GPUs are given back or the grace is over. A second
-signal makes it leave at once. When the coordinator is lost, everything here ends and it tries to join again."""
+SIGTERM, SIGINT (Ctrl-C), SIGUSR1 and SIGHUP mean that the host is taken away: the run is notified, what it computes
+here is interrupted and continues elsewhere, and the agent leaves when the GPUs are given back or the grace is over. A
+second signal makes it leave at once. When the coordinator is lost, everything here ends and it tries to join again."""
 
 
 def agent(words: Sequence[str]) -> int:
@@ -75,7 +75,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
         "--virtual-gpus",
         type=whole(1, MAX_GPUS_PER_NODE),
         metavar="N",
-        help="offer so many stand-ins instead of the host's GPUs",
+        help="offer this many virtual GPUs instead of the host's own",
     )
     add("--grace", type=SECONDS, default=30.0, metavar="S", help="between notice and end (default: 30)")
     add("--lifetime", type=SECONDS, metavar="S", help="the host is taken away S seconds from now")
@@ -145,7 +145,7 @@ def _report(options: argparse.Namespace) -> AgentReport:
     report = make_report(host, options.virtual_gpus, VIRTUAL_GPU_BYTES, pool=options.pool)
     if not report.gpus:
         raise ConfigError(
-            "this host has no GPU to offer; --virtual-gpus N offers stand-ins that run on the CPU"
+            "this host has no GPU to offer; --virtual-gpus N offers virtual ones that run on the CPU"
         )
     return report
 

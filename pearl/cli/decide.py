@@ -98,7 +98,7 @@ def _checked(num_workers: int) -> int:
 
 def _model(name: str) -> Any:
     if name not in MODELS:
-        raise ConfigError(f'--makespan "{name}": is none of {", ".join(MODELS)}')
+        raise ConfigError(f'--makespan "{name}": is not one of {", ".join(MODELS)}')
     return name
 
 

@@ -39,7 +39,9 @@ def choose(text: str) -> Choice:
     for gpu in gpus:
         host, _, name = gpu.rpartition("/")
         if not (host and name):
-            raise ValueError(f'--gpus {text}: "{gpu}" is no GPU; give ids like local/3,local/4, or a count')
+            raise ValueError(
+                f'--gpus {text}: "{gpu}" is not the id of a GPU; give ids like local/3,local/4, or a count'
+            )
     if len(set(gpus)) < len(gpus):
         raise ValueError(f"--gpus {text}: names a GPU twice")
     return Choice(gpus=gpus)

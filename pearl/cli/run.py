@@ -215,10 +215,12 @@ def _resumed(request: Request) -> tuple[Config, Path]:
     """The run's own settings; a CONFIG given beside --resume must say the same."""
     given = settings.load(request.config, request.overrides) if request.config is not None else None
     if given is None and request.overrides:
-        raise ConfigError("--resume goes on with the run's own settings: leave the overrides away")
+        raise ConfigError("--resume continues with the run's own settings: remove the overrides")
     run_dir = request.run_dir or _newest(Path((given.run if given else RunConfig()).run_root))
     if not (run_dir / "config.toml").is_file():
-        raise ConfigError(f"{run_dir}: has no config.toml, so there is no run to resume; leave --resume away")
+        raise ConfigError(
+            f"{run_dir}: has no config.toml, so there is no run to resume; start one without --resume"
+        )
     try:
         config = settings.load(run_dir / "config.toml")
     except ConfigError as error:
@@ -230,7 +232,7 @@ def _resumed(request: Request) -> tuple[Config, Path]:
         changed = ", ".join(_differences(given, config))
         raise ConfigError(
             f"{run_dir}: was started with other settings ({changed}); pearl run --resume --run-dir {run_dir} "
-            "goes on with its own"
+            "continues it with its own"
         )
     return config, run_dir
 
@@ -239,7 +241,7 @@ def _is_there(request: Request) -> bool:
     """Return whether --resume-if-there goes on with a run: the same line is for the first start and for all others."""
     if request.run_dir is None or request.config is None:
         raise ConfigError(
-            "--resume-if-there needs CONFIG and --run-dir D: it begins the run, or goes on with it"
+            "--resume-if-there needs CONFIG and --run-dir D: it begins the run, or continues it"
         )
     return (request.run_dir / "config.toml").is_file()
 

@@ -125,7 +125,7 @@ def _find(by_number: dict[int, Line], number: int, run_dir: Path) -> Line:
 
 def _other(by_number: dict[int, Line], line: Line, request: Request) -> Line:
     if request.beside == line["trajectory"]:
-        raise ConfigError(f"--beside {request.beside}: is the same trajectory; name another, or leave N away")
+        raise ConfigError(f"--beside {request.beside}: is the same trajectory; name another, or give no N")
     if request.beside is not None and request.beside >= 0:
         return _find(by_number, request.beside, request.run_dir)
     siblings = [

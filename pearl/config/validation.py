@@ -15,7 +15,7 @@ from pearl.types import tcp_address
 from pearl.types.config import Config, TrainingConfig
 
 ADVANTAGES = ("group", "leave-one-out", "batch")
-BUILT_IN_ENVIRONMENTS = ("bugfix", "emulated", "harness", "jsonl")
+BUILT_IN_ENVIRONMENTS = ("bugfix", "emulated", "harness", "jsonl", "python-repository")
 ROUTERS = ("sticky", "least-loaded", "cache-aware")
 OWN_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 PROBE_LIMIT_S = 30.0
@@ -215,7 +215,7 @@ def _elastic(config: Config) -> Iterator[str]:
             f"{elastic.ratio_threshold}; a switch of mode costs more, so it must promise at least as much"
         )
     if elastic.pd not in ("colocated", "adaptive") and not RATIO.fullmatch(elastic.pd):
-        yield f'elastic.pd: "{elastic.pd}" is none of "colocated", "adaptive" and a ratio such as "3P5D"'
+        yield f'elastic.pd: "{elastic.pd}" is not "colocated", "adaptive" or a ratio such as "3P5D"'
 
 
 def _engines(config: Config) -> Iterator[str]:

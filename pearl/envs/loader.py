@@ -14,6 +14,7 @@ T = TypeVar("T")
 BUILT_IN = {
     "bugfix": "pearl.envs.bugfix:BugfixEnvironment",
     "emulated": "pearl.envs.emulated:EmulatedEnvironment",
+    "python-repository": "pearl.envs.repository:RepositoryEnvironment",
     "jsonl": "pearl.envs.jsonl:JsonlEnvironment",
     "harness": "pearl.envs.agents.harness:make_harness_environment",
 }

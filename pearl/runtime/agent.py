@@ -50,7 +50,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--incarnation", type=int, default=1, help="one more than that of the last agent in the slot"
     )
     parser.add_argument("--host", default=socket.gethostname(), help="name of this host in GPU ids")
-    parser.add_argument("--virtual-gpus", type=int, help="offer so many stand-ins instead of the host's GPUs")
+    parser.add_argument(
+        "--virtual-gpus", type=int, help="offer this many virtual GPUs instead of the host's own"
+    )
     parser.add_argument("--virtual-gpu-bytes", type=int, default=VIRTUAL_GPU_BYTES)
     parser.add_argument("--heartbeat-period-s", type=float, default=defaults.heartbeat_period_s)
     parser.add_argument("--lease-s", type=float, default=defaults.lease_s)

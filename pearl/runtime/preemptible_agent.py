@@ -87,7 +87,7 @@ class PreemptibleAgent:
                 if loop.time() >= give_up_at:
                     raise NoRunError(self._nobody_there("the file names no live run"))
                 if await self._is_called_off(RETRY_S):
-                    return "told to leave"
+                    return "asked to leave"
                 continue
             incarnation += 1
             agent = self._agent = NodeAgent(
@@ -117,7 +117,7 @@ class PreemptibleAgent:
             if loop.time() >= give_up_at:
                 raise NoRunError(self._nobody_there(reason))
             if await self._is_called_off(RETRY_S):
-                return "told to leave"
+                return "asked to leave"
 
     def _lose_patience(self, agent: NodeAgent) -> None:
         if not agent.has_joined:

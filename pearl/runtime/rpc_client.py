@@ -275,7 +275,7 @@ class RpcClient:
                 self._refused(self._reader.reason(envelope))
                 return
         except MalformedError as error:
-            self._finish(f"the coordinator sent a frame that is none: {error}")
+            self._finish(f"the coordinator sent an invalid frame: {error}")
             return
         if envelope.sequence != self._expected:
             self._finish(f"frame {envelope.sequence} came where {self._expected} was due: some were lost")

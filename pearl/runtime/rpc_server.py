@@ -303,7 +303,7 @@ class RpcServer:
         except MalformedError as error:
             self._malformed(repr(route) if member is None else member.name, error)
             if member is not None:
-                self._lose(member, f"sent a frame that is none: {error}")
+                self._lose(member, f"sent an invalid frame: {error}")
             return
         if member is None:
             self._on_unknown_peer(route, envelope)

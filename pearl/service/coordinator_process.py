@@ -30,6 +30,7 @@ from pearl.runtime.wal import DamagedError
 from pearl.service import recovery
 from pearl.service.console import Console, describe_elasticity
 from pearl.service.log_file import log_to
+from pearl.service.own_router import RouterError
 from pearl.service.processes.local_agent import AgentFailedError, LocalAgent
 from pearl.service.recovery import FinishedError, InitialState
 from pearl.service.run_files import RunFiles
@@ -45,7 +46,7 @@ from pearl.types.trace import TraceEvent
 
 log = logging.getLogger(__name__)
 
-EXPLAINED = (RunFailedError, AgentFailedError, DamagedError, ValueError, OSError)
+EXPLAINED = (RunFailedError, AgentFailedError, DamagedError, ValueError, OSError, RouterError)
 """Errors whose text tells the person what to do; others are bugs."""
 
 
@@ -153,7 +154,7 @@ class Service:
         if survivors:
             _complain(
                 f"these processes do not end on SIGKILL and hold what they have, GPUs too: {', '.join(survivors)}; "
-                "the kernel does not let go of them, perhaps until the host is started again",
+                "the kernel does not release them, perhaps until the host is rebooted",
                 EXIT_FAILURE,
             )
         if self._signals and (code == 0 or (self._task is not None and self._task.cancelling())):
@@ -257,7 +258,7 @@ class Service:
                 else _complain(error, finish.exit_code or EXIT_FAILURE)
             )
         if not self._session.failure and finish.exit_code >= 128:
-            self._console.announce(f"{error}; pearl run --resume --run-dir {self._run_dir} goes on with it")
+            self._console.announce(f"{error}; pearl run --resume --run-dir {self._run_dir} continues it")
             return finish.exit_code
         code = _complain(error, finish.exit_code if finish.exit_code < 128 else EXIT_FAILURE)
         _offer_resume(self._run_dir, self._console)
@@ -266,7 +267,7 @@ class Service:
 
 def _offer_resume(run_dir: Path, console: Console) -> None:
     if (run_dir / "config.toml").is_file() and recovery.has_entries(run_dir):
-        console.announce(f"pearl run --resume --run-dir {run_dir} goes on with it, once the cause is removed")
+        console.announce(f"pearl run --resume --run-dir {run_dir} continues it once the cause is removed")
 
 
 def _with_place(error: Exception, run_dir: Path) -> str:
@@ -331,7 +332,9 @@ def check_address(config: Config) -> None:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise ValueError(f'runtime.address: "{address}": {host} is no host ({error.strerror})') from None
+        raise ValueError(
+            f'runtime.address: "{address}": {host} cannot be resolved ({error.strerror})'
+        ) from None
     # A name may have addresses of a family that this host does not use.
     if not any(_can_listen(family, where) for family, *_, where in found):
         raise ValueError(

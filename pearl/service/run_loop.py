@@ -373,7 +373,7 @@ class RunLoop:
             try:
                 server.notify(peer, Shutdown(reason))
             except (PeerGoneError, QueueFullError) as error:
-                log.warning("%s was not told to end: %s", peer, error)
+                log.warning("%s could not be asked to end: %s", peer, error)
         if not await self._agent.end(END_LIMIT_S):
             log.warning("the node agent has not ended within %g s", END_LIMIT_S)
 

@@ -114,9 +114,7 @@ def _moment(line: TraceLine, item: dict[str, Any]) -> datetime:
     try:
         moment = datetime.fromisoformat(text)  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        raise line.error(
-            f'the event\'s time "{shown(str(text))}" is none like 2024-05-01T10:00:00Z'
-        ) from None
+        raise line.error(f'the event\'s time "{shown(str(text))}" is not like 2024-05-01T10:00:00Z') from None
     if moment.tzinfo is None:
         raise line.error(f'the event\'s time "{shown(str(text))}" has no zone')
     return moment

@@ -122,7 +122,7 @@ def _moment(line: TraceLine, text: str, what: str) -> datetime:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise line.error(f'{what} "{shown(text)}" is no time like 2024-05-01T10:00:00') from None
+        raise line.error(f'{what} "{shown(text)}" is not a time like 2024-05-01T10:00:00') from None
     return moment.replace(tzinfo=None)
 
 

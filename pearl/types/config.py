@@ -132,6 +132,8 @@ class TrainingConfig(Section, frozen=True):
     tokens_per_micro_batch: Annotated[int, Meta(ge=1, le=1 << 30)] = 8192
     activation_checkpointing: bool = True  # layers are computed again in the backward pass: memory for time
     checkpoint_every: Annotated[int, Meta(ge=1, le=10_000_000)] = 1  # steps
+    # minutes after which the next step is saved too, whatever checkpoint_every says; 0 = by steps alone
+    checkpoint_every_minutes: Annotated[float, Meta(ge=0, le=100_000)] = 0.0
     keep_checkpoints: Annotated[int, Meta(ge=1, le=10_000)] = 2
     shuffle_advantages: bool = False  # control experiment: nothing must be learnt
 
@@ -227,7 +229,7 @@ class SglangConfig(Section, frozen=True):
     python: str = ""  # interpreter that SGLang is installed for; "" = that of the worker
     transfer: Literal["auto", "mooncake", "mooncake_tcp", "nixl"] = "auto"
     """Of KV between halves: RDMA, TCP, UCX; auto = mooncake, by TCP where there is no GPU."""
-    # tokens of a request that are told at once; more costs less, and loses more in a crash
+    # tokens of a request that are reported together; more costs less, and loses more in a crash
     stream_interval: Annotated[int, Meta(ge=1, le=1 << 16)] = 1
     options: dict[
         str, int | float | str | bool
@@ -241,7 +243,7 @@ class AgreementConfig(Section, frozen=True):
     """Before the first step both are compared with ``transformers`` on short and long prompts. Off: whatever both get
     wrong alike, masks, positions or a kind of layer, is not found, since they agree with each other."""
     max_model_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 8 << 30
-    """Of weights; a larger model is not compared at the start, and that is said."""
+    """Of weights; a larger model is not compared at the start, and a notice says so."""
     max_compared_tokens: Annotated[int, Meta(ge=8, le=1 << 20)] = 1024  # of the long prompt
     max_logprob_gap: Annotated[float, Meta(ge=1e-9, le=1000)] | None = None
     """Mean |rollout - training log-prob|, in nats, of the tokens made by the version being trained; above it the run

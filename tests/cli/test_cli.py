@@ -56,7 +56,7 @@ def make_run(run_dir: Path, config: Config | None = None) -> Path:
             "elastic.trace: no.csv",
         ),
         (["run", "job.toml", "--run-dir", "x" * 300], "File name too long"),
-        (["run", "--resume", "run.seed=1"], "leave the overrides away"),
+        (["run", "--resume", "run.seed=1"], "remove the overrides"),
         (["run", "--resume"], "holds no run to resume"),
         (["run", "--resume", "--run-dir", "absent"], "has no config.toml"),
         (["run", "job.toml", "--run-dir", "job.toml"], "is a file"),
@@ -123,7 +123,7 @@ def test_an_address_that_is_no_host_is_refused(
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     assert main(["run", "job.toml", "runtime.address=tcp://nowhere:7000"]) == 2
-    assert "nowhere is no host (Name or service not known)" in capsys.readouterr().err
+    assert "nowhere cannot be resolved (Name or service not known)" in capsys.readouterr().err
 
 
 def test_a_used_directory_is_refused_unless_resumed(job: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -117,7 +117,7 @@ def test_what_is_no_profile_is_exit_2(
         (["--profile", QWEN3_8B, "--workers", "8", "--current", "8"], '--current: "8" is no allocation'),
         (
             ["--profile", QWEN3_8B, "--workers", "8", "--makespan", "x"],
-            '--makespan "x": is none of closed-form, fluid',
+            '--makespan "x": is not one of closed-form, fluid',
         ),
         (["--profile", QWEN3_8B, "--workers", "8", "workload.x=3"], "a profile has no workload.x"),
         (["--profile", QWEN3_8B, "--workers", "8", "batch"], "write section.key=number"),

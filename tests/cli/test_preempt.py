@@ -86,8 +86,8 @@ def test_no_run_and_a_silent_one_are_exit_1(
     ("words", "said"),
     [
         (["reclaim", "--gpus", "0"], "--gpus 0: give a whole number from 1 to 65536, or ids"),
-        (["reclaim", "--gpus", ""], "is no GPU"),
-        (["reclaim", "--gpus", "3,4"], '"3" is no GPU; give ids like local/3,local/4'),
+        (["reclaim", "--gpus", ""], "is not the id of a GPU"),
+        (["reclaim", "--gpus", "3,4"], '"3" is not the id of a GPU; give ids like local/3,local/4'),
         (["reclaim", "--gpus=-1"], "--gpus -1: give a whole number from 1"),
         (["reclaim", "--gpus", "a/1,a/1"], "names a GPU twice"),
         (["reclaim", "--gpus", "1", "--grace", "-1"], "--grace: -1: give seconds, from 0 to 86400"),

@@ -9,7 +9,7 @@ from pearl.envs.loader import BUILT_IN, load_environment
 def test_a_built_in_one_with_its_options() -> None:
     environment = load_environment("bugfix", {"num_lines": 2})
     assert isinstance(environment, BugfixEnvironment)
-    assert set(BUILT_IN) == {"bugfix", "emulated", "harness"}
+    assert set(BUILT_IN) == {"bugfix", "emulated", "harness", "jsonl", "python-repository"}
 
 
 def test_a_class_of_ones_own() -> None:

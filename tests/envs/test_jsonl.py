@@ -84,7 +84,7 @@ def test_the_environment_is_fit_with_a_real_tokenizer(tmp_path: Path) -> None:
     ("rows", "options", "said"),
     [
         ([{"question": "?"}], {}, "tasks: task 1 has no prompt"),
-        ([{"prompt": [{"role": "cook", "content": "?"}]}], {}, "is none of system"),
+        ([{"prompt": [{"role": "cook", "content": "?"}]}], {}, "is not one of system"),
         (ROWS, {"reward": ""}, "environment.options.reward: is missing"),
         (ROWS, {"reward": "fitness_worlds:moon"}, "has no moon"),
         (ROWS, {"reward": "no_such_module:f"}, "cannot be imported"),

@@ -168,7 +168,7 @@ def test_only_what_was_promised_may_follow(tmp_path: Path) -> None:
 
 
 def test_a_template_that_moves_what_was_said_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"rewrites what was said before.*follow_ups = \"tools\""):
+    with pytest.raises(ValueError, match=r"rewrites earlier messages.*follow_ups = \"tools\""):
         made.make_proven(tmp_path, "mistral")
 
 
@@ -277,7 +277,7 @@ def test_options_are_checked_and_divided() -> None:
     assert (chat.follow_ups, rest) == ("tools", {"size": 3})
     with pytest.raises(ValueError, match=r"environment\.options.*keep_thinking"):
         split_options({"keep_thinking": "yes"})
-    with pytest.raises(ValueError, match='tool_format = "qwen": is none of hermes, llama3'):
+    with pytest.raises(ValueError, match='tool_format = "qwen": is not one of hermes, llama3'):
         split_options({"tool_format": "qwen"})
 
 

@@ -346,7 +346,7 @@ async def test_the_command_gives_notice_on_a_signal_and_exits_0() -> None:
         ),
         (["--coordinator", "h:1", "--host", "a/b"], '--host "a/b": cannot be'),
         (["--coordinator", "h:1", "--virtual-gpus", "0"], "--virtual-gpus: 0: give a whole number from 1"),
-        (["--coordinator", "h:1"], "this host has no GPU to offer; --virtual-gpus N offers stand-ins"),
+        (["--coordinator", "h:1"], "this host has no GPU to offer; --virtual-gpus N offers virtual ones"),
     ],
 )
 def test_an_agent_that_is_started_wrongly_says_how(

@@ -227,7 +227,7 @@ async def test_malformed_messages_are_counted_and_answered_and_hurt_nobody() -> 
         raw.send(b"\xc1")
         lost = await next_one(server, PeerLost)
         assert lost.peer == W0
-        assert lost.reason.startswith("sent a frame that is none")
+        assert lost.reason.startswith("sent an invalid frame")
         assert await call(server, W1, 1) == Answer(1)
         raw.close()
 

@@ -147,7 +147,7 @@ async def test_training_gets_its_devices_though_a_worker_does_not_let_go(tmp_pat
     assert found["complete"]
     assert found["returns"] >= 2
     assert found["borrows"] - found["returns"] in (0, 1)  # lent for the last evaluation, the run may end so
-    assert "did not let go of its memory within elastic.release_limit_s" in life.stream.getvalue()
+    assert "did not release its memory within elastic.release_limit_s" in life.stream.getvalue()
 
 
 async def test_a_resumed_run_goes_on_with_its_trace(tmp_path: Path) -> None:

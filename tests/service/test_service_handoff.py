@@ -88,7 +88,7 @@ async def test_a_worker_that_does_not_let_go_in_its_limit_is_killed(tmp_path: Pa
         await serve(stage)
         stage.order(commands.ReleaseWorker(stage.op(), SLOT, LIFE, 0.1))
         lost = await stage.event(events.WorkerLost)
-        assert lost.reason == "did not let go of its memory within elastic.release_limit_s = 0.1 s"
+        assert lost.reason == "did not release its memory within elastic.release_limit_s = 0.1 s"
         assert "rollout.0.1" not in stage.cluster.groups
         assert "WorkerReleased" not in stage.kinds()
 

@@ -146,7 +146,7 @@ async def test_an_agent_that_lost_us_joins_again_in_place_of_its_former_life(tmp
     [
         ("a", 1, True, r"host a has joined already, by agent \d+: give this one another name with --host"),
         ("local", 1, True, '"local" cannot be the name of a host that joins'),
-        ("c", 0, True, "host c has no GPUs: give it stand-ins with --virtual-gpus N"),
+        ("c", 0, True, "host c has no GPUs: offer virtual ones with --virtual-gpus N"),
         ("c", 1, False, "elastic.inter = false: this job uses no GPUs that arrive"),
     ],
 )

@@ -138,8 +138,8 @@ def test_node_lists_are_expanded(text: str, names: list[str]) -> None:
     ("row", "said"),
     [
         ("1|2024-05-01T10:00:00|2024-05-01T09:00:00|a", "line 2: End 2024-05-01T09:00:00 comes before Start"),
-        ("1|yesterday|Unknown|a", 'line 2: Start "yesterday" is no time'),
-        ("1|2024-05-01T10:00:00|soon|a", 'line 2: End "soon" is no time'),
+        ("1|yesterday|Unknown|a", 'line 2: Start "yesterday" is not a time'),
+        ("1|2024-05-01T10:00:00|soon|a", 'line 2: End "soon" is not a time'),
         ("1|2024-05-01T10:00:00|Unknown", "line 2: "),
         ("1|2024-05-01T10:00:00|Unknown|a[1-", 'line 2: NodeList "a[1-": its brackets do not fit'),
         ("1|2024-05-01T10:00:00|Unknown|a[]]", "its brackets do not fit"),
@@ -199,7 +199,7 @@ def test_broken_events_are_refused_with_their_line(tmp_path: Path) -> None:
         return '{"items": [\n' + ",\n".join(json.dumps(event) for event in events) + "\n]}"
 
     good = EVENTS[0]
-    assert 'line 3: the event\'s time "None" is none' in refusal(
+    assert 'line 3: the event\'s time "None" is not' in refusal(
         tmp_path, listed(good, node_event(1, "a", "NodeReady", lastTimestamp=None))
     )
     assert 'line 2: the event\'s time "2024-05-01T10:00:00" has no zone' in refusal(

@@ -32,7 +32,7 @@ class AnthropicDialect:
     def read(self, body: Mapping[str, Any]) -> ChatRequest:
         for key, value in body.items():
             if key not in _PASSED_ON and key not in _OWN and value is not None:
-                raise UnsupportedError(f"{key}: is not supported; leave it away")
+                raise UnsupportedError(f"{key}: is not supported; remove it")
         choice = body.get("tool_choice")
         if choice is not None and (not isinstance(choice, Mapping) or choice.get("type") != "auto"):
             raise UnsupportedError(f'tool_choice: {choice!r}; the model chooses, use {{"type": "auto"}}')

@@ -26,7 +26,7 @@ class Completions:
             EditedHistoryError: they do not go on from the call before.
         """
         if options.get("stream"):
-            raise UnsupportedError("stream: an answer comes whole in the same process; leave it away")
+            raise UnsupportedError("stream: an answer comes whole in the same process; remove it")
         return await self._exchange.ask(read_request({"messages": list(messages), **options}))
 
 

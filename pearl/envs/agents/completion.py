@@ -109,11 +109,11 @@ def read_request(body: Mapping[str, Any]) -> ChatRequest:
     """
     for key, value in body.items():
         if value is not None and key not in _READ and key not in SAMPLING and key not in MEANINGLESS:
-            raise UnsupportedError(f"{key}: is not supported; leave it away")
+            raise UnsupportedError(f"{key}: is not supported; remove it")
     if body.get("n", 1) not in (1, None):
         raise UnsupportedError(f"n: {body['n']!r}; one answer a request, use 1")
     if body.get("logprobs") or body.get("top_logprobs"):
-        raise UnsupportedError("logprobs: are kept for training and not sent to agents yet; leave it away")
+        raise UnsupportedError("logprobs: are kept for training and not sent to agents yet; remove it")
     if body.get("tool_choice") not in (None, "auto"):
         raise UnsupportedError(f'tool_choice: {body["tool_choice"]!r}; the model chooses, use "auto"')
     form = body.get("response_format")

@@ -131,7 +131,7 @@ class Gateway:
             self._counters.late_calls += 1
             raise _Refused(409, "trajectory_ended", "the trajectory of this API key has ended")
         raise _Refused(
-            401, "invalid_api_key", "the API key is missing or is none of a trajectory in progress"
+            401, "invalid_api_key", "the API key is missing or does not belong to a trajectory in progress"
         )
 
     def _joined(self, trajectory: OpenTrajectory, request: web.Request, raw: bytes) -> Call | None:

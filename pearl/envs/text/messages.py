@@ -87,7 +87,7 @@ def _check_message(given: object, where: str) -> Message:
         raise MessageError(f"{where}: {type(given).__name__}, an object with role and content is needed")
     role = "system" if given.get("role") == "developer" else given.get("role")
     if role not in ROLES:
-        raise MessageError(f"{where}.role: {given.get('role')!r} is none of {', '.join(ROLES)}")
+        raise MessageError(f"{where}.role: {given.get('role')!r} is not one of {', '.join(ROLES)}")
     message: Message = {"role": role, "content": _text(given.get("content"), f"{where}.content")}
     for key in ("name", "tool_call_id", "reasoning_content"):
         value = given.get(key)

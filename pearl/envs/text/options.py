@@ -41,7 +41,7 @@ def split_options(options: Options) -> tuple[ChatOptions, dict[str, int | float 
         raise ValueError(f"environment.options: {error}") from None
     if chosen.tool_format and chosen.tool_format not in TOOL_FORMATS:
         raise ValueError(
-            f'environment.options.tool_format = "{chosen.tool_format}": is none of {", ".join(TOOL_FORMATS)}'
+            f'environment.options.tool_format = "{chosen.tool_format}": is not one of {", ".join(TOOL_FORMATS)}'
         )
     return chosen, rest
 

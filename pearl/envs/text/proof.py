@@ -144,7 +144,7 @@ def _describe(appended: str, rendered: str) -> str:
         min(len(appended), len(rendered)),
     )
     return (
-        f"it rewrites what was said before: {appended[at : at + 40]!r} becomes {rendered[at : at + 40]!r} "
+        f"it rewrites earlier messages: {appended[at : at + 40]!r} becomes {rendered[at : at + 40]!r} "
         f"after {appended[max(0, at - 40) : at]!r}"
     )
 

@@ -221,14 +221,14 @@ class RemoteHosts:
             )
         names = [gpu.gpu for gpu in report.gpus]
         if not names:
-            raise ValueError(f"host {host} has no GPUs: give it stand-ins with --virtual-gpus N")
+            raise ValueError(f"host {host} has no GPUs: offer virtual ones with --virtual-gpus N")
         others = sum(len(other.gpus) for other in self._hosts.values() if other.name != host)
         if others + len(names) > MAX_RUN_GPUS:
             raise ValueError(
                 f"the run has {others} GPUs of other hosts; with {len(names)} more it has over {MAX_RUN_GPUS}"
             )
         if len(set(names)) < len(names) or any(name.rpartition("/")[0] != host for name in names):
-            raise ValueError(f"host {host} names its GPUs wrongly: {', '.join(names[:8])}")
+            raise ValueError(f"host {host} gives its GPUs invalid names: {', '.join(names[:8])}")
 
     def _check_pool(self, report: AgentReport) -> None:
         host = report.host
@@ -273,4 +273,4 @@ class RemoteHosts:
             try:
                 self._server.notify(host.agent, GpusReturned(mine))
             except (PeerGoneError, QueueFullError) as error:
-                log.warning("host %s was not told of its GPUs: %s", host.name, error)
+                log.warning("host %s could not be sent its GPUs: %s", host.name, error)

@@ -141,10 +141,10 @@ class WorkerControl:
             )
         except TimeoutError:
             limit = f"elastic.release_limit_s = {command.limit_s:g} s"
-            self._terminate(slot, incarnation, f"did not let go of its memory within {limit}")
+            self._terminate(slot, incarnation, f"did not release its memory within {limit}")
             return
         except (PeerGoneError, QueueFullError, RemoteError) as error:
-            self._terminate(slot, incarnation, f"did not let go of its memory: {error}")
+            self._terminate(slot, incarnation, f"did not release its memory: {error}")
             return
         seconds = self._server.clock.now() - began
         # Its attempts' last frames came before the answer and must be in front of the event too.

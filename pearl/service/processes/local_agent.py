@@ -53,7 +53,7 @@ class LocalAgent:
             async with asyncio.timeout(limit_s):
                 return await self._report
         except TimeoutError:
-            raise AgentFailedError(self._failure(f"said nothing within {limit_s:g} s")) from None
+            raise AgentFailedError(self._failure(f"gave no answer within {limit_s:g} s")) from None
 
     def reported(self, report: AgentReport) -> None:
         if not self._report.done():

@@ -54,7 +54,7 @@ def recognize(mask_function: Callable[..., Any]) -> Mask:
         mask = _simple(part)
         if mask is None or (mask is not CAUSAL and found is not CAUSAL):
             names = ", ".join(sorted(_name(p) for p in _parts(mask_function)))
-            raise ValueError(f"its attention mask is made of {names}, which is none that is known")
+            raise ValueError(f"its attention mask is made of {names}, which is not a known one")
         found = found if mask is CAUSAL else mask
     return found
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from mmap import mmap
 
+import numpy as np
 import torch
 
 from pearl.types.weights import BucketSpec, TensorSpec
@@ -19,14 +20,19 @@ def check_tensors(tensors: Sequence[TensorSpec], targets: Mapping[str, torch.Ten
 
 
 def place_bucket(image: mmap | memoryview, bucket: BucketSpec, data: memoryview) -> tuple[int, int]:
-    """Copy a bucket to its place; returns the range of bytes that it covers. ValueError when it is not what it says."""
+    """Copy a bucket to its place; returns the range of bytes that it covers. ValueError when it is not what it says.
+
+    Other threads go on meanwhile: a slice assignment would hold the GIL, and with it heartbeats, for the whole copy.
+    """
     if data.nbytes != bucket.num_bytes:
         raise ValueError(f"bucket at {bucket.offset} has {data.nbytes} bytes, not {bucket.num_bytes}")
     if bucket.offset < 0:
         raise ValueError(f"bucket at {bucket.offset}: an image has no bytes before 0")
     # The last bucket may reach past the last tensor: images are padded.
     count = max(0, min(bucket.num_bytes, len(image) - bucket.offset))
-    image[bucket.offset : bucket.offset + count] = data.cast("B")[:count]
+    if count:
+        target = np.frombuffer(image, dtype=np.uint8, count=count, offset=bucket.offset)
+        np.copyto(target, np.frombuffer(data, dtype=np.uint8, count=count))
     return bucket.offset, bucket.offset + count
 
 

@@ -1,8 +1,12 @@
 """What the SGLang engine makes of what it is told, without SGLang."""
 
+import asyncio
 import importlib
 import json
+import os
 import sys
+import threading
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +25,7 @@ from pearl.workers.rollout.sglang.attempt import Attempt, MalformedError, Piece,
 from pearl.workers.rollout.sglang.client import complaint
 from pearl.workers.rollout.sglang.http_exchange import EventSplitter, HttpError, HttpExchange
 from pearl.workers.rollout.sglang.iteration_meter import IterationMeter
+from pearl.workers.rollout.sglang.loading import Loading
 from pearl.workers.rollout.sglang.model_files import Model, write_model
 from pearl.workers.rollout.sglang.requests import invalid_reason
 from pearl.workers.rollout.sglang.settings import (
@@ -32,6 +37,7 @@ from pearl.workers.rollout.sglang.settings import (
 )
 from pearl.workers.rollout.sglang.weights import StagedWeights, answers, complaints
 from pearl.workers.rollout.torch_engine.sampler import key_uniform, sample
+from pearl.workers.rollout.update_image import place_bucket
 
 OLD, NEW = Version(0, 1), Version(0, 2)
 
@@ -271,6 +277,83 @@ def test_the_image_that_is_staged_is_the_one_that_was_published(tmp_path: Path) 
     ]
     assert tied == ["lm_head.weight"] * 2
     staged.close()
+
+
+def test_an_update_of_the_same_size_is_staged_in_the_same_memory(tmp_path: Path) -> None:
+    loading = Loading(settings(False))
+    model = write_model(MODEL, VOCABULARY, tmp_path)
+    sums, files = [], []
+    for seed in (1, 2):
+        loading.stage(model, image(seed).version, image(seed).tensors)
+        assert loading.staged is not None
+        for bucket, data in image(seed).buckets(4096):
+            loading.staged.add(bucket, data)
+        sums.append(loading.staged.checksum())
+        files.append(os.fstat(loading.staged.memory.fd).st_ino)
+    assert sums == [image(1).checksum, image(2).checksum]
+    assert files[0] == files[1]
+    with pytest.raises(ValueError, match="lacks tensor"):
+        loading.stage(model, image(1).version, image(1).tensors[1:])
+    assert loading.staged is not None
+    assert loading.staged.checksum() == image(2).checksum, "what was whole is whole"
+    loading.drop()
+
+
+@pytest.mark.parametrize("ends", ["staged", "cancelled"])
+async def test_the_event_loop_goes_on_while_a_bucket_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """The copy ends only when the loop says so: on the loop it never would."""
+    begun, may_end, copied = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(*_: object) -> None:
+        begun.set()
+        assert may_end.wait(10)
+        copied.set()
+
+    loading = Loading(settings(False))
+    loading.stage(write_model(MODEL, VOCABULARY, tmp_path), image(1).version, image(1).tensors)
+    monkeypatch.setattr(StagedWeights, "add", slow)
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        adding = tasks.create_task(loading.add(*image(1).buckets(4096)[0]))
+        assert await asyncio.to_thread(begun.wait, 10)
+        if ends == "cancelled":
+            adding.cancel()
+            await asyncio.sleep(0)
+            assert not adding.done(), "the thread still reads the bucket"
+        may_end.set()
+    assert copied.is_set()
+    assert adding.cancelled() == (ends == "cancelled")
+    loading.drop()
+
+
+def test_other_threads_run_while_a_bucket_is_copied() -> None:
+    """Without forced switches, another thread runs only while this one has let go of the GIL."""
+    data, target = memoryview(bytes(8 << 20)), memoryview(bytearray(8 << 20))
+    passes, stop = [0], threading.Event()
+
+    def count() -> None:
+        while not stop.is_set():
+            passes[0] += 1
+            time.sleep(0)
+
+    interval = sys.getswitchinterval()
+    counter = threading.Thread(target=count)
+    counter.start()
+    sys.setswitchinterval(100.0)
+    try:
+        seen = []
+        for _ in range(100):
+            before = passes[0]
+            place_bucket(target, BucketSpec(0, len(data), ""), data)
+            seen.append(passes[0] - before)
+            if seen[-1]:
+                break
+    finally:
+        stop.set()
+        sys.setswitchinterval(interval)
+        counter.join()
+    assert seen[-1] > 0
 
 
 def test_missing_bytes_are_named_before_sglang_hears_of_it(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from training_worlds import CONFIG, VOCABULARY, in_world, make_samples, trainer, with_training
 
+from pearl.runtime.extensions import load_extension
 from pearl.types.config import Config
 from pearl.workers.training.advantages import advantage_function, batch_advantages, leave_one_out_advantages
 from pearl.workers.training.aggregation import token_shares
@@ -201,6 +202,19 @@ def test_an_own_loss_is_used_and_checked() -> None:
     check(found, -(batch.advantages_M * logprobs).sum(), logprobs)
     with pytest.raises(ValueError, match=r'training.loss = "mine:loss" gave \(\) for 11 tokens'):
         token_losses(logprobs, batch, settings(own=summed_loss, own_name="mine:loss"))
+
+
+def test_gradients_follow_the_example_of_an_own_objective(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[3] / "examples")
+    rewards, groups = np.array([1.0, 0.25, 0.5, 3.0, 7.0]), np.array([4, 4, 9, 9, 9])
+    advantages = advantage_function("own_objective:against_the_best", True)
+    found = advantages(rewards, groups, np.array([False, False, False, False, True]))
+    assert found.tolist() == [0.0, -0.75, -2.5, 0.0, 0.0]
+    logprobs, batch = tokens()
+    own = load_extension("training.loss", "own_objective:reinforce")
+    total, _ = token_losses(logprobs, batch, settings(own=own, own_name="own_objective:reinforce"))
+    (gradient,) = torch.autograd.grad(total, [logprobs])
+    assert torch.equal(gradient, -batch.advantages_M), "each token's, and nothing of the built-in objective"
 
 
 # however it is cut

@@ -228,7 +228,7 @@ class SglangEngine:
         """``data`` may be reused when this returns."""
         if self._loading.staged is None or self.state != "updating":
             raise ValueError("no update has begun")
-        self._loading.staged.add(bucket, data)
+        await self._loading.add(bucket, data)
 
     async def end_update(self) -> str:
         staged = self._loading.staged

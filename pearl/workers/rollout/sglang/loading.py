@@ -2,7 +2,7 @@
 
 import asyncio
 
-from pearl.types.weights import TensorSpec, Version
+from pearl.types.weights import BucketSpec, TensorSpec, Version
 from pearl.workers.rollout.sglang.api import SglangApi
 from pearl.workers.rollout.sglang.model_files import Model
 from pearl.workers.rollout.sglang.settings import SglangSettings
@@ -22,9 +22,22 @@ class Loading:
         self._digest = ""  # SGLang's own, of the same
 
     def stage(self, model: Model, version: Version, tensors: tuple[TensorSpec, ...]) -> None:
-        """Begin an update. Raises ValueError when the tensors are not exactly those of the model."""
-        self.drop()
-        self.staged = StagedWeights(model, version, tensors)
+        """Begin an update in the memory of the last one. Raises ValueError when the tensors are not exactly those of
+        the model."""
+        memory = None if self.staged is None else self.staged.memory
+        self.staged = StagedWeights(model, version, tensors, memory)
+
+    async def add(self, bucket: BucketSpec, data: memoryview) -> None:
+        """Stage one bucket in a thread, while the event loop goes on; ``data`` may be reused when this has ended, in
+        whatever way."""
+        assert self.staged is not None
+        copying = asyncio.get_running_loop().run_in_executor(None, self.staged.add, bucket, data)
+        try:
+            await asyncio.wait([copying])
+        except asyncio.CancelledError:
+            await asyncio.wait([copying])  # for one bucket's time: the thread reads ``data`` until then
+            raise
+        copying.result()
 
     def drop(self) -> None:
         if self.staged is not None:

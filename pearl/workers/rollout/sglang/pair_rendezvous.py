@@ -92,7 +92,7 @@ class PairConnection(asyncio.Protocol):
             try:
                 word = DECODER.decode(line)
             except msgspec.MsgspecError as error:
-                log.warning("a stage said what nobody understands: %s", error)
+                log.warning("a stage sent an unknown message: %s", error)
                 self.close()
                 return
             self._point.heard(self, word)

@@ -25,20 +25,44 @@ MAX_NAMES = 5
 """In one complaint."""
 
 
+class StagingMemory:
+    """The file without a name that updates are staged in, kept while they have the same size: fresh pages cost more
+    than the copy into them."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self.fd = os.memfd_create("pearl-weights", os.MFD_CLOEXEC)
+        os.ftruncate(self.fd, num_bytes)
+        self.image = mmap.mmap(self.fd, num_bytes)
+
+    def close(self) -> None:
+        self.image.close()
+        os.close(self.fd)
+
+
 class StagedWeights:
     """One update. Tensors may span buckets; buckets may come in any order and more than once."""
 
-    def __init__(self, model: Model, version: Version, tensors: tuple[TensorSpec, ...]) -> None:
-        """Raises ValueError when the tensors are not exactly those of the model."""
+    def __init__(
+        self,
+        model: Model,
+        version: Version,
+        tensors: tuple[TensorSpec, ...],
+        memory: StagingMemory | None = None,
+    ) -> None:
+        """Take over ``memory``, that of an update which nobody needs any more, where it fits; else close it. Raises
+        ValueError, and leaves the memory alone, when the tensors are not exactly those of the model."""
         self.version = version
         self._model = model
         self._tensors = tensors
         self._specs = {spec.name: spec for spec in tensors}
         check_tensors(tensors, dict(canonical_tensors(model.shapes)))
         self._size = max((spec.offset + spec.num_bytes for spec in tensors), default=1)
-        self._fd = os.memfd_create("pearl-weights", os.MFD_CLOEXEC)
-        os.ftruncate(self._fd, self._size)
-        self._image = mmap.mmap(self._fd, self._size)
+        if memory is not None and memory.num_bytes != self._size:
+            memory.close()
+            memory = None
+        self.memory = memory or StagingMemory(self._size)
+        self._image = self.memory.image
         self._covered: list[tuple[int, int]] = []
 
     def add(self, bucket: BucketSpec, data: memoryview) -> None:
@@ -63,7 +87,7 @@ class StagedWeights:
         """Return a payload for each of SGLang's ranks, as its endpoint takes it. They answer in files beside
         ``answer``, one a rank."""
         content = {
-            "image": f"/proc/{os.getpid()}/fd/{self._fd}",
+            "image": f"/proc/{os.getpid()}/fd/{self.memory.fd}",
             "num_bytes": self._size,
             "answer": str(answer),
             "pieces": [self._place(piece) for piece in self._model.pieces],
@@ -79,8 +103,7 @@ class StagedWeights:
         return piece.name, spec.dtype, first_byte, piece.shape, piece.strides
 
     def close(self) -> None:
-        self._image.close()
-        os.close(self._fd)
+        self.memory.close()
 
 
 def answers(answer: Path, num_ranks: int) -> list[dict[str, Any]]:
