@@ -2,7 +2,7 @@
 # All checks: style, types, import contracts, tests.
 #
 # Needs:    2 CPU cores, 8 GB of memory, Python 3.11 or newer. No GPU (tests that need one are skipped without).
-#           Installs Debian's bubblewrap, for the sandboxes' tests, when run by root where apt is.
+#           Installs Debian's bubblewrap, for the sandboxes' tests, when run by root where apt is; --full Slurm too.
 # Takes:    about 10 minutes; the first time 4 more for the installation into .venv, SGLang's beside it.
 # You see:  one heading a check, the slowest tests, and pytest's count at the end. Exit code 0: all is well.
 #
@@ -29,6 +29,15 @@ install_bubblewrap() {
     command -v bwrap >/dev/null || echo "warning: bubblewrap is missing: its sandbox tests will be skipped" >&2
 }
 install_bubblewrap
+install_slurm() {
+    if ! command -v slurmctld >/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        echo "Installing Slurm"
+        # At runlevel 1 no service is started: the tests start their own, on ports of their own.
+        RUNLEVEL=1 timeout 300 apt-get install -y -qq slurmctld slurmd slurm-client munge >/dev/null || true
+    fi
+    command -v slurmctld >/dev/null || echo "warning: Slurm is missing: its test will be skipped" >&2
+}
+[ "${#selection[@]}" -gt 0 ] || install_slurm
 # Meanwhile: it waits for downloads and disks more than it computes.
 bash launch/install-sglang-cpu.sh .venv/sglang .venv >.venv/sglang.log 2>&1 &
 installer=$!

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
@@ -147,8 +147,10 @@ class Slurm:
             self.call("scancel", "--full", "--user=root")
             self.until(lambda: not self.call("squeue", "-h"))
         for path in reversed(self.daemons):
-            with suppress(OSError, ValueError):
-                os.kill(int(path.read_text()), signal.SIGTERM)
+            with suppress(OSError, ValueError, psutil.NoSuchProcess):
+                daemon = psutil.Process(int(path.read_text()))
+                daemon.terminate()
+                psutil.wait_procs([daemon], timeout=LIMIT_S)
 
 
 @pytest.fixture
