@@ -11,8 +11,8 @@ from pearl.types.ids import Slot
 LONG_TOKENS = 2048
 
 
-def long_stays(context_tokens: int, home: Slot | None, candidates: Sequence[Candidate]) -> Slot | None:
-    if home is not None and context_tokens >= LONG_TOKENS:
-        return home if any(c.slot == home for c in candidates) else None  # None: wait for it
+def long_stays(context_tokens: int, last_slot: Slot | None, candidates: Sequence[Candidate]) -> Slot | None:
+    if last_slot is not None and context_tokens >= LONG_TOKENS:
+        return last_slot if any(c.slot == last_slot for c in candidates) else None  # None: wait for it
     least = min(candidates, key=lambda c: (c.running, -c.cached_tokens, c.slot), default=None)
     return least.slot if least else None

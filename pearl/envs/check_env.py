@@ -14,6 +14,7 @@ import msgspec
 
 from pearl.envs.fitness import FitnessOptions, FitnessReport, TaskReport, examine
 from pearl.envs.loader import describe, load_environment
+from pearl.envs.own_reward import load_reward
 from pearl.envs.protocol import EpisodeLimits, LimitedEnvironment
 from pearl.runtime.extensions import describe_error
 from pearl.runtime.parent_death import watch_parent
@@ -46,6 +47,7 @@ def main(arguments: Sequence[str]) -> int:
             if isinstance(environment, LimitedEnvironment):
                 environment.set_limits(fitness.limits)
             spec = describe(name, environment)
+            fitness = msgspec.structs.replace(fitness, reward=load_reward(config.environment.reward))
         except Exception as error:  # noqa: BLE001 - a person's code may raise anything
             text = str(error) if isinstance(error, ValueError) else f"{name}: {describe_error(error)}"
             sys.stderr.write(f"error: {text}\n")

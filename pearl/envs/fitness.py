@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from pearl.envs.own_reward import Reward, RewardedEpisode
 from pearl.envs.protocol import Environment, EnvironmentSpec, EpisodeLimits, ServingEnvironment, Split
 from pearl.envs.response_validator import BadAnswerError, ResponseValidator
 from pearl.envs.sandbox_thread import finished
@@ -25,6 +26,7 @@ class FitnessOptions(msgspec.Struct, frozen=True):
     limits: EpisodeLimits
     reset_timeout_s: float = EnvironmentConfig().reset_timeout_s
     step_timeout_s: float = EnvironmentConfig().step_timeout_s
+    reward: Reward | None = None  # in the place of the environment's own
 
 
 class Played(msgspec.Struct, frozen=True):
@@ -201,6 +203,8 @@ class _Examiner:
     async def _play(self, split: Split, task: int, actions: Sequence[list[int]]) -> Played:
         began_s = time.monotonic()
         episode: Any = self._environment.episode(split, task)
+        if self._options.reward is not None:
+            episode = RewardedEpisode(episode, self._options.reward, split, task)
         observed: list[tuple[list[int], float, bool]] = []
         reward, done = 0.0, False
         try:

@@ -67,6 +67,18 @@ def nvml_devices() -> list[Device]:
         pynvml.nvmlShutdown()
 
 
+def driver_version() -> str:
+    """Return the version of the NVIDIA driver, "" when there is none."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ""
+    try:
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    finally:
+        pynvml.nvmlShutdown()
+
+
 def _find(entry: str, visible: str, devices: Sequence[Device]) -> Device:
     by_uuid = entry.startswith(("GPU-", "MIG-"))
     found = [

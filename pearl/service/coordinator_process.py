@@ -30,6 +30,7 @@ from pearl.runtime.wal import DamagedError
 from pearl.service import recovery
 from pearl.service.console import Console, describe_elasticity
 from pearl.service.log_file import log_to
+from pearl.service.own_router import RouterError
 from pearl.service.processes.local_agent import AgentFailedError, LocalAgent
 from pearl.service.recovery import FinishedError, InitialState
 from pearl.service.run_files import RunFiles
@@ -45,7 +46,7 @@ from pearl.types.trace import TraceEvent
 
 log = logging.getLogger(__name__)
 
-EXPLAINED = (RunFailedError, AgentFailedError, DamagedError, ValueError, OSError)
+EXPLAINED = (RunFailedError, AgentFailedError, DamagedError, ValueError, OSError, RouterError)
 """Errors whose text tells the person what to do; others are bugs."""
 
 

@@ -33,15 +33,15 @@ def load_router(config: Config) -> Strategy | None:
     except TypeError as error:
         raise ConfigError(
             f'rollout.router = "{name}": {error} ({defined_at(function)}); a router takes '
-            "(context_tokens, home, candidates)"
+            "(context_tokens, last_slot, candidates)"
         ) from None
     return _checked(name, function)
 
 
 def _checked(name: str, function: Callable[..., Any]) -> Strategy:
-    def choose(context_tokens: int, home: Slot | None, candidates: Sequence[Candidate]) -> Slot | None:
+    def choose(context_tokens: int, last_slot: Slot | None, candidates: Sequence[Candidate]) -> Slot | None:
         try:
-            slot = function(context_tokens, home, candidates)
+            slot = function(context_tokens, last_slot, candidates)
         except Exception as error:  # a person's code may raise anything
             raise RouterError(f'rollout.router = "{name}" raised {describe_error(error)}') from error
         if slot is None or any(candidate.slot == slot for candidate in candidates):

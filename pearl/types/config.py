@@ -132,6 +132,8 @@ class TrainingConfig(Section, frozen=True):
     tokens_per_micro_batch: Annotated[int, Meta(ge=1, le=1 << 30)] = 8192
     activation_checkpointing: bool = True  # layers are computed again in the backward pass: memory for time
     checkpoint_every: Annotated[int, Meta(ge=1, le=10_000_000)] = 1  # steps
+    # minutes after which the next step is saved too, whatever checkpoint_every says; 0 = by steps alone
+    checkpoint_every_minutes: Annotated[float, Meta(ge=0, le=100_000)] = 0.0
     keep_checkpoints: Annotated[int, Meta(ge=1, le=10_000)] = 2
     shuffle_advantages: bool = False  # control experiment: nothing must be learnt
 

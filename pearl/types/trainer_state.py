@@ -23,6 +23,7 @@ class TrainerState(msgspec.Struct):
     step_seconds: float | None = None  # of the newest step that is over
     tokens_at_step: int = 0  # tokens_generated then
     train_began_s: float = 0.0
+    checkpoint_s: float = 0.0  # when the last one was known to be whole
     trained_members: dict[PromptId, int] = msgspec.field(default_factory=dict)  # of steps no checkpoint holds
     prompts_trained_twice: int = 0  # of steps that a checkpoint holds
     prompts_lost: int = 0

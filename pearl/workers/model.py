@@ -4,6 +4,7 @@ Trainer and engines build from here, so that both hold the same tensors (``canon
 """
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,12 +12,15 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, Qwen3Config
 
+from pearl.runtime.gpus import VISIBLE_VARIABLE, driver_version
 from pearl.types.config import ModelConfig
 from pearl.workers.architecture.dtypes import ServedDtypes, cast_persistent_buffers
 from pearl.workers.weight_source import RandomWeights, WeightSource, load_whole, open_directory
 from pearl.workers.weight_transfer.checksum import canonical_tensors
 
 TINY_MODEL = "tiny-qwen3"
+MAX_FLOAT32_PARAMETERS = 2_000_000_000
+"""On a GPU; more of them are nearly always a setting that was forgotten."""
 TINY_MAX_POSITIONS = 32768  # rotary positions are computed, not stored: a high limit costs nothing
 
 
@@ -31,15 +35,49 @@ def use_one_thread() -> None:
 def resolve_device(config: ModelConfig, index: int = 0) -> torch.device:
     """The device that ``model.device`` names; ``index`` is the local rank of this process.
 
+    A process that was given GPUs (``CUDA_VISIBLE_DEVICES`` names some) uses them or fails.
+
     Raises:
-        ValueError: CUDA was asked for and is not there.
+        ValueError: CUDA was asked for and is not there, or this process has no GPU of its own.
     """
-    available = torch.cuda.is_available()
-    if config.device == "cuda" and not available:
-        raise ValueError('model.device = "cuda", but torch finds no CUDA device; use "auto" or "cpu"')
-    if config.device == "cpu" or not available:
+    if config.device == "cpu":
         return torch.device("cpu")
-    return torch.device("cuda", index % torch.cuda.device_count())
+    given = os.environ.get(VISIBLE_VARIABLE, "").strip()
+    if not torch.cuda.is_available():
+        if config.device == "cuda" or given:
+            raise ValueError(_no_cuda(given))
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if index >= count:
+        raise ValueError(
+            f"{VISIBLE_VARIABLE}={given!r} gives this host's processes {count} GPUs, and number {index} has none: "
+            "one GPU a process is needed"
+        )
+    return torch.device("cuda", index)
+
+
+def _no_cuda(given: str) -> str:
+    built_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU only"
+    return (
+        f"torch {torch.__version__}, built for {built_for}, finds no CUDA device ({VISIBLE_VARIABLE}={given!r}, NVIDIA "
+        f"driver {driver_version() or 'not found'}): install a torch build for a CUDA version that the driver "
+        'supports, or set model.device = "cpu"'
+    )
+
+
+def check_precision(config: ModelConfig, device: torch.device, num_parameters: int) -> None:
+    """Refuse to compute large models in float32 on GPUs.
+
+    Raises:
+        ValueError: says why and what to set.
+    """
+    if device.type == "cuda" and config.dtype == "float32" and num_parameters > MAX_FLOAT32_PARAMETERS:
+        raise ValueError(
+            f"model.dtype = float32: the model has {num_parameters / 1e9:.1f} billion parameters, and above "
+            f"{MAX_FLOAT32_PARAMETERS / 1e9:g} billion float32 is refused on GPUs: it takes twice the memory for "
+            "weights, activations and KV, and leaves the tensor cores' fast formats unused; use bfloat16, the "
+            "optimizer keeps float32 weights anyway"
+        )
 
 
 def build_model(config: ModelConfig, vocabulary_size: int, seed: int) -> PreTrainedModel:

@@ -218,6 +218,7 @@ def test_nothing_is_an_empty_text(tmp_path: Path) -> None:
         (["runtime.reserved_timeout_s=0"], "runtime.reserved_timeout_s"),
         (["rollout.trajectory_deadline_s=1"], "less than rollout.turn_deadline_s"),
         (["training.tokens_per_micro_batch=100"], "does not hold one trajectory"),
+        (["training.checkpoint_every_minutes=-1"], "training.checkpoint_every_minutes: -1 is less than 0"),
         (["training.updates_per_step=13"], "more than the 12 groups"),
         (["training.betas=[0.9, 1.0]"], "training.betas: 1.0 must be less than 1"),
         (["training.clip_low=1.0"], "training.clip_low"),

@@ -44,6 +44,7 @@ class Dialogue:
         num_steps: int = 2,
         evaluation_tasks: int = 0,
         elastic: dict[str, Any] | None = None,
+        training: dict[str, Any] | None = None,
         **rollout: Any,
     ) -> None:
         self.config = Config(
@@ -51,7 +52,7 @@ class Dialogue:
             data=DataConfig(batch_size=2, group_size=2),
             environment=EnvironmentConfig(num_evaluation_tasks=evaluation_tasks),
             rollout=RolloutConfig(**{"num_workers": num_workers, "staleness_bound": 0, **rollout}),
-            training=TrainingConfig(num_ranks=1),
+            training=TrainingConfig(**{"num_ranks": 1, **(training or {})}),
             elastic=ElasticConfig(**(elastic or {})),
         )
         self.core = Coordinator(self.config)
@@ -107,11 +108,18 @@ class Dialogue:
         delta = TokenDelta(command.attempt, count, runs, 0, finish)
         return self.say(events.TokensStreamed(command.slot, command.incarnation, (delta,)))
 
-    def trained(self, command: commands.Train) -> list[AnyCommand]:
+    def trained(self, command: commands.Train, checkpoint_step: int | None = None) -> list[AnyCommand]:
         self.version = Version(self.version.lineage, command.step + 1)
         return self.say(
             events.TrainFinished(
-                command.op, command.incarnation, self.version, f"sum {self.version}", None, {}, 0.0, 0
+                command.op,
+                command.incarnation,
+                self.version,
+                f"sum {self.version}",
+                checkpoint_step,
+                {},
+                0.0,
+                0,
             )
         )
 

@@ -173,6 +173,36 @@ def test_a_trained_step_is_recorded_published_and_followed_by_the_next() -> None
     ]
 
 
+def next_batch(run: Dialogue, done: list[commands.AnyCommand]) -> Train:
+    """Go on from a trained step to the command of the next one."""
+    run.verified(one(done, UpdateWeights))
+    requests = [one(run.opened(opening), Generate) for opening in all_of(done, OpenEpisode)]
+    return one(finish_batch(run, requests), Train)
+
+
+@pytest.mark.parametrize(("minutes", "expected"), [(2.0, [False, False, True] * 2), (0.0, [False] * 6)])
+def test_minutes_since_the_last_checkpoint_make_the_next_step_one(
+    minutes: float, expected: list[bool]
+) -> None:
+    run = Dialogue(num_steps=9, training={"checkpoint_every": 100, "checkpoint_every_minutes": minutes})
+    train = one(finish_batch(run, run.generating()), Train)
+    asked = []
+    for _ in expected:
+        asked.append(train.checkpoint)
+        run.now += 70
+        train = next_batch(run, run.trained(train, train.step + 1 if train.checkpoint else None))
+    assert asked == expected
+
+
+def test_a_checkpoint_that_failed_is_tried_again_with_the_next_step() -> None:
+    run = Dialogue(num_steps=9, training={"checkpoint_every": 100, "checkpoint_every_minutes": 1.0})
+    train = one(finish_batch(run, run.generating()), Train)
+    run.now += 70
+    train = next_batch(run, run.trained(train))
+    assert train.checkpoint
+    assert next_batch(run, run.trained(train, None)).checkpoint
+
+
 def test_the_last_step_ends_the_run() -> None:
     run = Dialogue(num_steps=1)
     done = run.trained(one(finish_batch(run, run.generating()), Train))

@@ -10,6 +10,7 @@ import pytest
 from pearl.cli import main
 from pearl.envs.bugfix import BugfixEnvironment
 from pearl.envs.fitness import FitnessOptions, FitnessReport, examine
+from pearl.envs.own_reward import Reward
 from pearl.envs.protocol import EpisodeLimits
 
 from fitness_worlds import World  # isort: skip
@@ -58,6 +59,15 @@ def test_a_reference_that_does_not_fit_the_limits_is_said() -> None:
         max_turns=6, max_context_tokens=256, max_new_tokens_per_turn=1, max_observation_tokens=64
     )
     assert any("max_new_tokens_per_turn is 1" in text for text in checked("", tight).tasks[0].problems)
+
+
+def test_an_own_reward_is_what_is_judged() -> None:
+    environment = World(fault="")
+    generous = Reward("generous", lambda attempt: max(attempt.reward, 0.75))
+    options = FitnessOptions(1, 0.5, LIMITS, reward=generous)
+    report = asyncio.run(examine("world", environment, environment.describe(), options))
+    assert [(task.null_reward, task.reference_reward) for task in report.tasks] == [(0.75, 1.0)] * 2
+    assert "an agent that says nothing gets 0.75" in report.tasks[0].problems[0]
 
 
 def test_the_built_in_environment_is_fit() -> None:

@@ -215,6 +215,14 @@ def test_a_target_that_is_installed_is_refused(made: Path, tmp_path: Path) -> No
     (tmp_path / "train.jsonl").write_bytes(msgspec.json.encode(task))
     with pytest.raises(ValueError, match="json can be imported in the sandbox"):
         make_environment(tmp_path)
+    assert generate.main(["json", "--out", str(tmp_path / "out"), "--sandbox", KIND]) == 2
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_without_tasks_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text("\n")
+    with pytest.raises(ValueError, match="there are no tasks in it"):
+        make_environment(tmp_path)
 
 
 def test_without_bubblewrap_it_is_refused_with_the_alternative(

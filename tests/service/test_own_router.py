@@ -9,7 +9,7 @@ from whole_run import run_whole
 from pearl.config import ConfigError, load, validate
 from pearl.core.coordinator import Coordinator
 from pearl.core.pipeline.router import Candidate
-from pearl.service import recovery, replay
+from pearl.service import coordinator_process, recovery, replay
 from pearl.service.own_router import RouterError, load_router
 from pearl.service.run_files import RunFiles
 from pearl.sim.job import make_job
@@ -25,21 +25,21 @@ CANDIDATES = [Candidate(Slot(0), 5, 0), Candidate(Slot(2), 1, 0)]
 CALLS: set[str] = set()
 
 
-def last_slot(context_tokens: int, home: Slot | None, candidates: Any) -> Slot | None:
+def last_slot(context_tokens: int, previous: Slot | None, candidates: Any) -> Slot | None:
     CALLS.add("last_slot")
     return max(c.slot for c in candidates) if candidates else None
 
 
-def first_slot(context_tokens: int, home: Slot | None, candidates: Any) -> Slot | None:
+def first_slot(context_tokens: int, previous: Slot | None, candidates: Any) -> Slot | None:
     return min(c.slot for c in candidates) if candidates else None
 
 
-def foreign_slot(context_tokens: int, home: Slot | None, candidates: Any) -> Slot:
+def foreign_slot(context_tokens: int, previous: Slot | None, candidates: Any) -> Slot:
     return Slot(99)
 
 
-def raises(context_tokens: int, home: Slot | None, candidates: Any) -> Slot:
-    raise KeyError("home")
+def raises(context_tokens: int, previous: Slot | None, candidates: Any) -> Slot:
+    raise KeyError("previous")
 
 
 def takes_two(context_tokens: int, candidates: Any) -> Slot:
@@ -64,7 +64,10 @@ def test_a_function_of_ones_own_chooses() -> None:
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("foreign_slot", r"chose 99, which is not a slot.*\[0, 2\]"), ("raises", "raised KeyError: 'home' .*:")],
+    [
+        ("foreign_slot", r"chose 99, which is not a slot.*\[0, 2\]"),
+        ("raises", "raised KeyError: 'previous' .*:"),
+    ],
 )
 def test_what_it_does_wrong_is_said_with_its_name(name: str, said: str) -> None:
     choose = load_router(config_with(f"{__name__}:{name}"))
@@ -120,6 +123,11 @@ async def test_a_replay_notices_that_the_router_is_another(tmp_path: Path) -> No
     settings = tmp_path / "run" / "config.toml"
     settings.write_text(settings.read_text().replace(":last_slot", ":first_slot"))
     assert "entry " in (replay.check(tmp_path / "run") or "")
+
+
+def test_its_failure_ends_a_run_with_its_own_words(tmp_path: Path) -> None:
+    error = RouterError('rollout.router = "a:b" raised KeyError')
+    assert coordinator_process._explained(ExceptionGroup("", [error]), tmp_path) is error
 
 
 def test_a_simulated_job_is_routed_by_it() -> None:

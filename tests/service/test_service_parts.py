@@ -16,7 +16,7 @@ from pearl.service.processes.process_specs import NotEnoughGpusError, ProcessSpe
 from pearl.service.run_files import RunFiles
 from pearl.service.trajectory_seeds import trajectory_seed
 from pearl.types.commands import Report
-from pearl.types.config import Config, ModelConfig
+from pearl.types.config import Config, ModelConfig, RolloutConfig, TrainingConfig
 from pearl.types.ids import GpuId, TrajectoryId
 from pearl.types.messages.control import AgentReport, Gpu
 from pearl.types.messages.training import Demonstration
@@ -181,13 +181,22 @@ async def test_every_rank_gets_its_own_gpu(tmp_path: Path) -> None:
     assert made.environment(0, 1).spec.environment["CUDA_VISIBLE_DEVICES"] == ""
 
 
-async def test_too_few_gpus_are_refused_or_left_alone(tmp_path: Path) -> None:
-    with pytest.raises(NotEnoughGpusError, match=r"3 GPUs are needed.*lower rollout\.num_workers"):
-        groups("cuda", tmp_path).use(report(1))
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+async def test_too_few_gpus_are_refused_with_their_counts(device: str, tmp_path: Path) -> None:
+    counts = (
+        r"3 GPUs are needed: 1 for training, 2 x 1 for rollout, 0 preemptible; this host has 1: lower rollout"
+    )
+    with pytest.raises(NotEnoughGpusError, match=counts):
+        groups(device, tmp_path).use(report(1))
+
+
+async def test_only_hosts_without_gpus_and_emulated_jobs_run_on_the_cpu_by_themselves(tmp_path: Path) -> None:
     made = groups("auto", tmp_path)
-    assert "running on the CPU" in made.use(report(1))
+    assert made.use(report(3, virtual=True)) == ""
     assert made.training(1).spec.environment["CUDA_VISIBLE_DEVICES"] == ""
-    assert groups("auto", tmp_path).use(report(3, virtual=True)) == ""
+    emulated = Config(training=TrainingConfig(engine="emulated"), rollout=RolloutConfig(engine="emulated"))
+    assert ProcessSpecs(emulated, tmp_path, "tcp://127.0.0.1:1", "run").use(report(1)) == ""
+    assert groups("cpu", tmp_path).use(report(1)) == ""
 
 
 async def test_a_group_has_its_arguments_its_counter_and_one_process_a_gpu(tmp_path: Path) -> None:

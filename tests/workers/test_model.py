@@ -21,7 +21,8 @@ from transformers import (
 from pearl.types.config import ModelConfig
 from pearl.types.messages.rollout import SamplingParams
 from pearl.types.weights import BucketSpec, Version
-from pearl.workers.model import build_model, resolve_device
+from pearl.workers import model as model_module
+from pearl.workers.model import build_model, check_precision, resolve_device
 from pearl.workers.rollout.protocol import Delta, GenerateRequest
 from pearl.workers.rollout.torch_engine.core import EngineCore
 from pearl.workers.rollout.torch_engine.settings import EngineSettings
@@ -74,9 +75,35 @@ def test_a_model_with_too_few_ids_is_refused(tmp_path: Path) -> None:
 
 def test_cuda_without_cuda_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(model_module, "driver_version", lambda: "535.104.05")
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert resolve_device(ModelConfig()).type == "cpu"
     with pytest.raises(ValueError, match=r"model\.device"):
         resolve_device(ModelConfig(device="cuda"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert resolve_device(ModelConfig(device="cpu")).type == "cpu"
+    with pytest.raises(
+        ValueError, match=r"built for CUDA 12\.8, finds no CUDA device .*'3', NVIDIA driver 535\.104\.05"
+    ):
+        resolve_device(ModelConfig())
+
+
+def test_each_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert resolve_device(ModelConfig(), 1) == torch.device("cuda", 1)
+    with pytest.raises(ValueError, match="2 GPUs, and number 2 has none"):
+        resolve_device(ModelConfig(), 2)
+
+
+def test_large_models_are_not_computed_in_float32_on_gpus() -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
+    with pytest.raises(ValueError, match=r"8\.2 billion parameters, and above 2 billion float32 is refused"):
+        check_precision(ModelConfig(), gpu, 8_200_000_000)
+    check_precision(ModelConfig(dtype="bfloat16"), gpu, 8_200_000_000)
+    check_precision(ModelConfig(), gpu, 600_000_000)
+    check_precision(ModelConfig(), cpu, 8_200_000_000)
 
 
 def run(

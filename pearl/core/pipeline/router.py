@@ -35,23 +35,23 @@ def choose_decode(context_tokens: int, candidates: Sequence[DecodeCandidate]) ->
 
 
 Strategy = Callable[[int, Slot | None, Sequence[Candidate]], Slot | None]
-"""(context tokens, home, candidates) -> slot, or None to wait. ``home`` is the slot that served the trajectory
-last and still lives (perhaps not among the candidates)."""
+"""(context tokens, last_slot, candidates) -> slot, or None to wait. ``last_slot`` served the trajectory last and still
+lives (perhaps not among the candidates)."""
 
 
-def least_loaded(context_tokens: int, home: Slot | None, candidates: Sequence[Candidate]) -> Slot | None:
+def least_loaded(context_tokens: int, last_slot: Slot | None, candidates: Sequence[Candidate]) -> Slot | None:
     """The shortest queue; ties go to the lowest slot."""
     return min(candidates, key=lambda c: (c.running, c.slot)).slot if candidates else None
 
 
-def sticky(context_tokens: int, home: Slot | None, candidates: Sequence[Candidate]) -> Slot | None:
+def sticky(context_tokens: int, last_slot: Slot | None, candidates: Sequence[Candidate]) -> Slot | None:
     """Stay with the first worker for ever, waiting for it when it is full or updating (as ROLL)."""
-    if home is None:
-        return least_loaded(context_tokens, home, candidates)
-    return home if any(c.slot == home for c in candidates) else None
+    if last_slot is None:
+        return least_loaded(context_tokens, last_slot, candidates)
+    return last_slot if any(c.slot == last_slot for c in candidates) else None
 
 
-def cache_aware(context_tokens: int, home: Slot | None, candidates: Sequence[Candidate]) -> Slot | None:
+def cache_aware(context_tokens: int, last_slot: Slot | None, candidates: Sequence[Candidate]) -> Slot | None:
     """Stay with the cached prefix unless another worker is shorter by at least a request after paying
     for the prefill."""
     best: Candidate | None = None
@@ -59,17 +59,17 @@ def cache_aware(context_tokens: int, home: Slot | None, candidates: Sequence[Can
     for candidate in candidates:
         uncached = context_tokens - candidate.cached_tokens
         cost = candidate.running + uncached / PREFILL_TOKENS_PER_REQUEST
-        if candidate.slot == home:
+        if candidate.slot == last_slot:
             prefix_cost = cost
         if cost < best_cost:
             best, best_cost = candidate, cost
     if best is None:
         return None
-    return home if home is not None and prefix_cost < best_cost + 1.0 else best.slot
+    return last_slot if last_slot is not None and prefix_cost < best_cost + 1.0 else best.slot
 
 
 def cache_aware_prefill(
-    context_tokens: int, home: Slot | None, candidates: Sequence[Candidate]
+    context_tokens: int, last_slot: Slot | None, candidates: Sequence[Candidate]
 ) -> Slot | None:
     """``cache_aware`` among workers that only prefill: a request in the queue costs what it prefills, about as many
     tokens as this one where most of its prefix is cached."""
@@ -79,7 +79,7 @@ def cache_aware_prefill(
     best = min(costs, key=lambda slot: costs[slot], default=None)
     if best is None:
         return None
-    return home if home in costs and costs[home] < costs[best] + unit else best
+    return last_slot if last_slot in costs and costs[last_slot] < costs[best] + unit else best
 
 
 STRATEGIES: dict[str, Strategy] = {

@@ -77,6 +77,7 @@ class Training:
         state.op, state.version = OpId(0), event.version
         self._set_status("idle")
         state.checkpoint_step, state.checksum = event.version.step, event.checksum
+        state.checkpoint_s = now
         self._lineages.open(event.version)
         self._counters.updates_discarded += trained - event.version.step
         self._roll_back(event.version.step)
@@ -138,11 +139,18 @@ class Training:
         self._set_status("training")
         state.train_began_s = now
         state.op = self._commands.new_op()
-        last = state.step + 1 >= buffer.num_steps
-        checkpoint = last or (state.step + 1) % self._config.training.checkpoint_every == 0
+        checkpoint = self._is_checkpoint_due(state.step + 1, now)
         samples = tuple(self._sample(trajectory) for trajectory in self._members(cohort))
         self._commands.emit(Train(state.op, state.incarnation, state.step, samples, checkpoint))
         self._report(now, "training")
+
+    def _is_checkpoint_due(self, step: int, now: float) -> bool:
+        """Whether the update that leads to ``step`` is saved: by steps or by time, whichever comes first."""
+        training = self._config.training
+        minutes = training.checkpoint_every_minutes
+        is_time = minutes > 0 and now - self.state.checkpoint_s >= minutes * 60
+        is_last = step >= self._rollout.state.buffer.num_steps
+        return is_last or is_time or step % training.checkpoint_every == 0
 
     @property
     def is_ready_to_train(self) -> bool:
@@ -203,7 +211,7 @@ class Training:
         self._set_status("idle")
         state.checksum = event.checksum
         if event.checkpoint_step is not None:
-            state.checkpoint_step = event.checkpoint_step
+            state.checkpoint_step, state.checkpoint_s = event.checkpoint_step, now
             self._forget_before(event.checkpoint_step)
         state.step_seconds = now - state.step_began_s
         state.step_began_s, state.tokens_at_step = now, self._counters.tokens_generated

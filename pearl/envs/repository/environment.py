@@ -84,6 +84,8 @@ class RepositoryEnvironment(TextEnvironment):
             if evaluation_tasks
             else [],
         }
+        if not self._tasks["train"]:
+            raise ValueError(f'environment.options.tasks = "{tasks}": there are no tasks in it')
         self.num_train_tasks = len(self._tasks["train"])
         self.num_evaluation_tasks = len(self._tasks["evaluation"])
         try:
@@ -94,7 +96,7 @@ class RepositoryEnvironment(TextEnvironment):
                 "model's commands run with your rights)"
             ) from error
         modules = sorted({task.module for split in self._tasks.values() for task in split if task.module})
-        _refuse_leaks(modules, self.kind, self.limits)
+        refuse_leaks(modules, self.kind, self.limits)
 
     def episode(self, split: Split, task: int) -> TextEpisode:
         return RepositoryEpisode(self._tasks[split][task], self)
@@ -199,8 +201,12 @@ class RepositoryEpisode(TextEpisode):
             return None
 
 
-def _refuse_leaks(modules: list[str], kind: Kind, limits: SandboxLimits) -> None:
-    """Refuse tasks whose answer is installed where the model can read it."""
+def refuse_leaks(modules: list[str], kind: Kind, limits: SandboxLimits) -> None:
+    """Refuse packages that are installed where the model can read them; not to be called from a running event loop.
+
+    Raises:
+        ValueError: one is; names it.
+    """
     if not modules:
         return
     code = "import importlib.util as u, sys; print(*[m for m in sys.argv[1:] if u.find_spec(m)])"
@@ -220,9 +226,10 @@ def _refuse_leaks(modules: list[str], kind: Kind, limits: SandboxLimits) -> None
         raise ValueError(f"environment.options.sandbox: {error}") from error
     if found:
         raise ValueError(
-            f"environment.options.tasks: {', '.join(found)} can be imported in the sandbox without the task's "
-            "repository: the model could read the answer there; uninstall it from the sandbox's interpreter, or use "
-            "other packages"
+            f"{', '.join(found)} can be imported in the sandbox without the task's "
+            "repository: the model could read the answer there; uninstall it from the interpreter that the sandbox "
+            "shows (PEARL's own packages belong into a virtual environment, which it does not show), or use other "
+            "packages"
         )
 
 

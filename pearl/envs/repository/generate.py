@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from pearl.envs.repository.environment import refuse_leaks
 from pearl.envs.repository.grading import grade
 from pearl.envs.repository.mutations import Mutation, mutations
 from pearl.envs.repository.source import Files, files_of, is_shown
@@ -37,6 +38,7 @@ def main(arguments: Sequence[str]) -> int:
             raise ValueError(f"{', '.join(both)}: is for training or for evaluation, not for both")
         kind: Kind = "subprocess" if options.sandbox == "subprocess" else "bubblewrap"
         preflight(kind)
+        refuse_leaks(sorted({*options.packages, *options.evaluation}), kind, SandboxLimits())
         for packages in splits.values():
             for package in packages:
                 copy_package(package, options.out / "repositories" / package)

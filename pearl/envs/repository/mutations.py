@@ -37,9 +37,9 @@ class Mutation(NamedTuple):
 
 
 def mutations(path: str, source: str) -> Iterator[Mutation]:
-    """All of a file's, in its order."""
+    """Yield those of a file's functions and methods."""
     starts = _line_starts(source)
-    for function in ast.parse(source).body:
+    for function in ast.walk(ast.parse(source)):
         if not isinstance(function, ast.FunctionDef):
             continue
         examples = ast.get_docstring(function)

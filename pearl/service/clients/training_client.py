@@ -109,8 +109,7 @@ class TrainingClient:
                 process.name, request, deadline_s=limit_s, reply_type=messages.StartTrainingReply
             )
         except Failures as error:
-            is_final = isinstance(error, RemoteError) and error.kind == FinalError.__name__
-            text = error.text if isinstance(error, RemoteError) and is_final else str(error)
+            text, is_final = _explained(error)
             process.terminate(f"did not start training: {text}", is_final=is_final)
             return
         self.snapshot = snapshot = reply.snapshot
@@ -146,7 +145,8 @@ class TrainingClient:
         try:
             reply = await self._ask_step(process.name, command)
         except Failures as error:
-            process.terminate(f"step {command.step} failed: {error}")
+            text, is_final = _explained(error)
+            process.terminate(f"step {command.step} failed: {text}", is_final=is_final)
             return
         self.snapshot = snapshot = reply.snapshot
         if reply.checkpoint_step is not None:
@@ -244,3 +244,10 @@ def pieces(
         total += size(item)
     if piece:
         yield tuple(piece)
+
+
+def _explained(error: Exception) -> tuple[str, bool]:
+    """Return the text of a failure, and whether another try would meet it again."""
+    if isinstance(error, RemoteError) and error.kind == FinalError.__name__:
+        return error.text, True
+    return str(error), False

@@ -54,22 +54,13 @@ class ProcessSpecs:
         """
         device = self._config.model.device
         real = [gpu.gpu.rpartition("/")[2] for gpu in report.gpus if not gpu.virtual]
+        if device == "cpu" or (device == "auto" and (not real or is_emulated(self._config))):
+            return ""
         needed = num_local_gpus(self._config)
-        if device == "cpu" or (device == "auto" and not real):
-            return ""
-        if len(real) >= needed:
-            self._gpu_indices = tuple(real)
-            return ""
-        shortage = (
-            f"{needed} GPUs are needed, one a training rank, a rollout rank and a preemptible GPU; this host has "
-            f"{len(real)}"
-        )
-        if device == "cuda":
-            raise NotEnoughGpusError(
-                f"{shortage}: lower rollout.num_workers, training.num_ranks or elastic.preemptible_gpus, or set "
-                "model.device = cpu"
-            )
-        return f"{shortage}: running on the CPU"
+        if len(real) < needed:
+            raise NotEnoughGpusError(_shortage(self._config, needed, len(real)))
+        self._gpu_indices = tuple(real)
+        return ""
 
     def learn(self, report: AgentReport) -> None:
         """Record the devices of another host."""
@@ -178,6 +169,20 @@ def wants_prepared_process(config: Config) -> bool:
     uses_torch = config.training.engine != "emulated" or config.rollout.engine != "emulated"
     allowed = {"auto": config.model.device == "cpu", "on": True, "off": False}
     return uses_torch and allowed[config.runtime.prepared_processes]
+
+
+def is_emulated(config: Config) -> bool:
+    """Whether nothing of the run computes a model, so that GPUs are only names."""
+    return config.training.engine == "emulated" and config.rollout.engine == "emulated"
+
+
+def _shortage(config: Config, needed: int, there: int) -> str:
+    training, rollout, elastic = config.training, config.rollout, config.elastic
+    return (
+        f"{needed} GPUs are needed: {training.num_ranks} for training, {rollout.num_workers} x "
+        f"{rollout.gpus_per_worker} for rollout, {elastic.preemptible_gpus} preemptible; this host has {there}: lower "
+        "rollout.num_workers, training.num_ranks or elastic.preemptible_gpus, or set model.device = cpu"
+    )
 
 
 def num_local_gpus(config: Config) -> int:

@@ -5,6 +5,7 @@ with every file's size and digest comes last, then one rename. A process killed 
 one as it was. One rank writes; all ranks read, so with several hosts ROOT lies on storage that all of them see.
 """
 
+import errno
 import logging
 import os
 import re
@@ -16,13 +17,16 @@ from typing import Any, Self
 import msgspec
 import torch
 import xxhash
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+
+from pearl.workers.disk_space import require_space
 
 log = logging.getLogger(__name__)
 
 DESCRIPTION = "checkpoint.json"
 STEP_NAME = re.compile(r"step-(\d{6,})")
+OS_ERROR_NUMBER = re.compile(r"\(os error (\d+)\)")
 HASH_BYTES = 8 << 20
 KEEP_AT_LEAST = 2
 """Whoever asks for a restore may not have heard of the newest one yet."""
@@ -80,17 +84,23 @@ class PartReader:
 class CheckpointWriter:
     """Writes one step's parts; nothing is visible before ``commit``."""
 
-    def __init__(self, root: Path, step: int) -> None:
+    def __init__(self, root: Path, step: int, num_bytes: int = 0) -> None:
+        """``num_bytes``: of all parts to come. Raises NoSpaceError when there is no room for them."""
         self._root = root
         self._step = step
         self._files: list[FileRecord] = []
         self._directory = root / f".writing-{step:06d}"
         _remove(self._directory)
-        self._directory.mkdir(parents=True)
+        root.mkdir(parents=True, exist_ok=True)
+        require_space(root, num_bytes)
+        self._directory.mkdir()
 
     def add(self, part: str, tensors: Mapping[str, torch.Tensor]) -> None:
         path = self._directory / f"{part}.safetensors"
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+        try:
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+        except SafetensorError as error:
+            raise _as_os_error(error, path) from error
         _sync(path)
         self._files.append(FileRecord(path.name, path.stat().st_size, _digest(path)))
 
@@ -111,8 +121,8 @@ class CheckpointStore:
         self.root = root
         self._keep = max(keep, KEEP_AT_LEAST)
 
-    def writer(self, step: int) -> CheckpointWriter:
-        return CheckpointWriter(self.root, step)
+    def writer(self, step: int, num_bytes: int = 0) -> CheckpointWriter:
+        return CheckpointWriter(self.root, step, num_bytes)
 
     def steps(self) -> list[int]:
         """Return the steps of the complete checkpoints, ascending."""
@@ -189,6 +199,12 @@ def _remove(directory: Path) -> None:
         directory.rename(hidden)
         directory = hidden
     shutil.rmtree(directory)
+
+
+def _as_os_error(error: SafetensorError, path: Path) -> OSError:
+    """Return what the system said: safetensors hands on its error as text only."""
+    found = OS_ERROR_NUMBER.search(str(error))
+    return OSError(int(found[1]) if found else errno.EIO, str(error), str(path))
 
 
 def _sync(path: Path) -> None:

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from pearl.types.config import ModelConfig
 from pearl.workers.architecture.attach import attach_attention
 from pearl.workers.architecture.dtypes import ServedDtypes, cast_persistent_buffers
-from pearl.workers.model import build_shapes, first_weights
+from pearl.workers.model import build_shapes, check_precision, first_weights
 from pearl.workers.training.activations import checkpoint_activations, decoder_layers
 from pearl.workers.training.flops import Flops
 from pearl.workers.training.output_layer import OutputLayer, is_tied, output_layer
@@ -53,6 +53,7 @@ class Policy:
         self.device = device
         self.num_ranks = dist.get_world_size()
         model = build_shapes(config, vocabulary_size)
+        check_precision(config, device, sum(parameter.numel() for parameter in model.parameters()))
         source = first_weights(config, model, seed)
         self.served = ServedDtypes(model, getattr(torch, config.dtype))
         cast_persistent_buffers(model, self.served)
@@ -65,7 +66,10 @@ class Policy:
         if activation_checkpointing:
             for layer in layers:
                 checkpoint_activations(layer)
-        self._shard(model, layers)
+        # A world of one in one dtype would only copy all weights and gradients at each forward and backward.
+        self._is_sharded = self.num_ranks > 1 or self.served.dtype != torch.float32
+        if self._is_sharded:
+            self._shard(model, layers)
         self._materialize(source)
         self.parameters = dict(self.model.named_parameters())
 
@@ -91,7 +95,10 @@ class Policy:
             for module in self.model.modules()
             for name, buffer in module.named_buffers(recurse=False)
         ]
-        self.model.to_empty(device=self.device)
+        if self._is_sharded:
+            self.model.to_empty(device=self.device)
+        else:
+            _materialize_plain(self.model, self.device)
         for module, name, buffer in buffers:  # they were real all the time
             setattr(module, name, buffer.to(self.device))
         with torch.no_grad():
@@ -160,6 +167,18 @@ class Policy:
         with torch.no_grad():
             for name, tensor in self.tensors():
                 local_shard(tensor).copy_(local_shard(weights[name]))
+
+
+def _materialize_plain(model: nn.Module, device: torch.device) -> None:
+    """Give parameters memory on ``device``; those that are one tensor under several names stay one."""
+    made: dict[int, nn.Parameter] = {}
+    replaced: list[nn.Parameter] = []  # alive, so that each keeps its identity to the end
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) not in made:
+                replaced.append(parameter)
+                made[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device=device))
+            setattr(module, name, made[id(parameter)])
 
 
 def local_shard(tensor: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ Every public method is a collective: all ranks call it with the same arguments, 
 belongs to one thread.
 """
 
+import errno
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 import xxhash
 
+from pearl.runtime.errors import FinalError
 from pearl.runtime.extensions import load_extension
 from pearl.types.config import Config, TrainingConfig
 from pearl.types.messages.training import Demonstration, Sample
@@ -43,6 +45,9 @@ log = logging.getLogger(__name__)
 
 MODEL, OPTIMIZER, REFERENCE = "model", "optimizer", "reference"
 """Parts of a checkpoint; the last one only with a KL term."""
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +318,9 @@ class Trainer:
         """Write a checkpoint of the current version -> whether it is complete (always true off rank 0).
 
         A disk that fails costs this checkpoint, not the training: the last good one stays.
+
+        Raises:
+            FinalError: the disk is full, which does not pass by itself (on rank 0); the last good one stays.
         """
         self.progress.busy = "checkpoint"
         parts: list[tuple[str, list[tuple[str, torch.Tensor]]]] = [
@@ -321,7 +329,12 @@ class Trainer:
         ]
         if self._reference is not None:
             parts.append((REFERENCE, list(self._reference.items())))
-        saving = _Saving(self._checkpoints, self.version, self.config_digest) if self._rank == 0 else None
+        saving = None
+        if self._rank == 0:
+            num_bytes = sum(
+                tensor.numel() * tensor.element_size() for _, tensors in parts for _, tensor in tensors
+            )
+            saving = _Saving(self._checkpoints, self.version, self.config_digest, num_bytes)
         for part, tensors in parts:
             gathered = {}
             for name, tensor in tensors:
@@ -336,7 +349,8 @@ class Trainer:
 class _Saving:
     """The writer's side of a save. A failure is kept to the end: the other ranks expect all the gathers."""
 
-    def __init__(self, store: CheckpointStore, version: Version, config_digest: str) -> None:
+    def __init__(self, store: CheckpointStore, version: Version, config_digest: str, num_bytes: int) -> None:
+        self._num_bytes = num_bytes
         self._store = store
         self._version = version
         self._config_digest = config_digest
@@ -345,7 +359,7 @@ class _Saving:
 
     def _begin(self) -> None:
         self._store.prune()
-        self._writer = self._store.writer(self._version.step)
+        self._writer = self._store.writer(self._version.step, self._num_bytes)
 
     def add(self, part: str, tensors: dict[str, torch.Tensor]) -> None:
         self._do(lambda: self._writer.add(part, tensors))
@@ -353,9 +367,19 @@ class _Saving:
     def finish(self) -> bool:
         self._do(lambda: self._writer.commit(self._version.lineage, self._config_digest))
         self._do(self._store.prune)
+        if self._error is not None and self._error.errno in FULL:
+            raise FinalError(self._full_disk(self._error))
         if self._error is not None:
             log.error("the checkpoint of version %s was not written: %s", self._version, self._error)
         return self._error is None
+
+    def _full_disk(self, error: OSError) -> str:
+        kept = self._store.steps()
+        last = f"the checkpoint of step {kept[-1]} is whole" if kept else "there is no earlier one"
+        return (
+            f"no room for the checkpoint of step {self._version.step} in {self._store.root}: {error.strerror}; {last}; "
+            "make room there, then resume the run"
+        )
 
     def _do(self, work: Callable[[], None]) -> None:
         if self._error is None:

@@ -72,7 +72,8 @@ class Rank:
 
     def join(self) -> None:
         """Meet the other ranks and build the model."""
-        device = resolve_device(self._config.model, int(os.environ.get("LOCAL_RANK", "0")))
+        with final_errors():
+            device = resolve_device(self._config.model, int(os.environ.get("LOCAL_RANK", "0")))
         if device.type == "cuda":
             torch.cuda.set_device(device)
         else:

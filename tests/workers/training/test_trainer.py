@@ -1,6 +1,7 @@
 """Whole steps on worlds of one and more ranks."""
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from training_worlds import (
     with_training,
 )
 
+from pearl.runtime.errors import FinalError
 from pearl.types.config import Config
 from pearl.types.messages.training import Sample
 from pearl.types.weights import Snapshot
@@ -315,6 +317,34 @@ def test_a_checkpoint_that_cannot_be_written_costs_only_itself(tmp_path: Path) -
     assert first == [False, 1.0]
     assert second == [True, 1.0]
     assert CheckpointStore(tmp_path / "checkpoints", keep=2).steps() == [1]
+
+
+def save_without_room(config: Config, root: Path, free_bytes: int) -> list[str]:
+    own = trainer(config, root)
+    own.begin(0, ())
+    own.train(0, make_samples(4))
+    own.save()
+    own.train(1, make_samples(4))
+    os.statvfs = lambda _: os.statvfs_result((1, 1, 0, 0, free_bytes, 0, 0, 0, 0, 255))  # type: ignore[assignment]
+    try:
+        own.save()
+    except FinalError as error:
+        return [str(error)]
+    return []
+
+
+def test_a_full_disk_is_final_and_leaves_the_last_checkpoint(tmp_path: Path) -> None:
+    first, second = in_world(2, save_without_room, CONFIG, tmp_path, 16 << 20)
+    assert "no room for the checkpoint of step 2" in first[0]
+    assert "the checkpoint of step 1 is whole; make room there, then resume the run" in first[0]
+    assert second == []  # rank 0 ends, and the launcher with it the world
+    store = CheckpointStore(tmp_path / "checkpoints", keep=2)
+    assert (store.steps(), store.newest()) == ([1], 1)
+
+
+def test_a_disk_with_room_takes_the_next_checkpoint(tmp_path: Path) -> None:
+    assert in_world(1, save_without_room, CONFIG, tmp_path, 17 << 20) == [[]]
+    assert CheckpointStore(tmp_path / "checkpoints", keep=2).steps() == [1, 2]
 
 
 # warm start

@@ -1,3 +1,4 @@
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -5,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from pearl.workers.training import checkpoint
 from pearl.workers.training.checkpoint import CheckpointStore
@@ -137,3 +139,23 @@ def test_damaged_bytes_are_found(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is damaged"):
         store.verified(2)
     assert store.newest() == 1
+
+
+def test_a_disk_that_fills_up_meanwhile_leaves_the_last_one_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    save(store, 1)
+
+    def full(_: object, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        save(store, 2)
+    assert caught.value.errno == errno.ENOSPC
+    assert store.steps() == [1]
+    assert_whole(store, 1)
+    store.prune()
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
