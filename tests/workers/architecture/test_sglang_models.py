@@ -14,13 +14,15 @@ from test_sglang_experts import image_of
 from tiny_models import CONFIGS, PADDING, VOCABULARY, make_model
 
 from pearl.types.config import ModelConfig
+from pearl.workers.rollout.sglang.server import Server
+from pearl.workers.rollout.sglang.settings import SglangSettings
 from pearl.workers.weight_transfer.checksum import model_checksum
 
 RECORD = json.loads((Path(__file__).parent / "sglang_outcomes.json").read_text("utf-8"))
 ROWS = VOCABULARY + PADDING
 
 
-async def compare(found: Any, config: ModelConfig, model: Any) -> None:
+async def compare(found: tuple[Server, SglangSettings], config: ModelConfig, model: Any) -> None:
     """Compare two versions of the weights, each proven by its checksum."""
 
     def version(seed: int) -> Any:
