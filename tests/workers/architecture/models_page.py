@@ -1,5 +1,6 @@
 """The table of docs/models.md: ``python tests/workers/architecture/models_page.py`` writes it anew."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,11 @@ from pearl.workers.architecture.survey import Survey, survey
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->\n"
-HEAD = "| tried | class | torch engine and trainer | attention |\n|---|---|---|---|\n"
+RECORD = json.loads((Path(__file__).parent / "sglang_outcomes.json").read_text("utf-8"))
+HEAD = (
+    f"| tried | class | torch engine and trainer | attention | SGLang {RECORD['sglang']}, CPU |\n"
+    "|---|---|---|---|---|\n"
+)
 MEANINGS = {"softcap": "soft cap", "s_aux": "sinks"}
 
 
@@ -24,10 +29,11 @@ def _row(name: str, found: Survey) -> str:
     mapping: Any = MODEL_FOR_CAUSAL_LM_MAPPING
     architecture = mapping[type(CONFIGS[name]())].__name__
     if found.problems:
-        return f"| {name} | `{architecture}` | refused: {found.problems[0]} | |\n"
+        return f"| {name} | `{architecture}` | refused: {found.problems[0]} | | |\n"
     masks = ", ".join(sorted({mask.kind for mask in found.masks.values()}))
     more = [MEANINGS[argument] for argument in HONOURED if argument in found.uses]
-    return f"| {name} | `{architecture}` | runs | {', '.join([masks, *more])} |\n"
+    served = "right" if name in RECORD["right"] else "not measured"
+    return f"| {name} | `{architecture}` | runs | {', '.join([masks, *more])} | {served} |\n"
 
 
 def with_table(page: str, content: str) -> str:

@@ -93,7 +93,10 @@ def settings_in(directory: Path, **changes: object) -> SglangSettings:
 
 @contextmanager
 def running_servers(
-    *roles: Role, model: ModelConfig = MODEL, vocabulary_size: int = VOCABULARY
+    *roles: Role,
+    model: ModelConfig = MODEL,
+    vocabulary_size: int = VOCABULARY,
+    max_context_tokens: int = 2048,
 ) -> Iterator[list[tuple[Server, SglangSettings]]]:
     """Servers that wait_exited event loops, all started at once."""
     with tempfile.TemporaryDirectory() as name:
@@ -101,7 +104,7 @@ def running_servers(
         for index, _ in enumerate(roles):
             directory = Path(name) / str(index)
             directory.mkdir()
-            settings = settings_in(directory)
+            settings = settings_in(directory, max_context_tokens=max_context_tokens)
             write_model(model, vocabulary_size, settings.model_directory)
             found.append((Server(settings), settings))
         try:
