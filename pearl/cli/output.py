@@ -36,3 +36,10 @@ def check_writable(option: str, path: Path) -> None:
 def drop_output() -> None:
     """Write it to nowhere from now on. Python would complain again when it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def fail(message: str, code: int) -> int:
+    """Print an error to stderr, each line marked, and return ``code``."""
+    for line in message.splitlines():
+        print(f"error: {line}", file=sys.stderr)
+    return code
