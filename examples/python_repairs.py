@@ -14,7 +14,7 @@ from typing import Any
 from pearl.envs.agents import Client, TruncatedError
 
 PAIRS, NUMBERS, LISTS = [(3, 4), (7, 2), (-5, 1)], [(4,), (7,), (-2,)], [([3, 1, 2],), ([9, 8],)]
-FUNCTIONS = [
+FUNCTIONS: list[tuple[str, str, str, str, list[tuple[Any, ...]]]] = [
     ("add", "a, b", "a - b", "a + b", PAIRS),
     ("sub", "a, b", "a + b", "a - b", PAIRS),
     ("mul", "a, b", "a + b", "a * b", PAIRS),
