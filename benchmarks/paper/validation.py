@@ -25,6 +25,7 @@ import psutil
 
 from benchmarks.paper.figure import Figure, Table
 from benchmarks.paper.runner import RESULTS
+from pearl.runtime import process_markers
 from pearl.sim.job import make_job, run
 from pearl.testing.live_run import LiveRun, ended
 
@@ -128,8 +129,8 @@ def _rollout_workers(pid: int) -> Iterator[psutil.Process]:
     """The processes that hold a model, not the launchers above them."""
     try:
         for process in psutil.Process(pid).children(recursive=True):
-            words = process.cmdline()
-            if "pearl.workers.rollout.worker" in words and "torch.distributed.run" not in words:
+            group = process.environ().get(process_markers.GROUP_VARIABLE, "")
+            if group.startswith("rollout.") and not process.children():
                 yield process
     except psutil.NoSuchProcess:
         return

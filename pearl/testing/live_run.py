@@ -116,8 +116,14 @@ class LiveRun:
         return found
 
     def ranks(self, group: str) -> list[psutil.Process]:
-        """The group's worker processes, without their launcher."""
-        return [p for p in self.processes(group) if "LOCAL_RANK" in environ(p)]
+        """Return the worker processes of torchrun's groups: the children of the launcher below each group's subreaper.
+
+        Forked ranks show neither their command line nor their environment, so it is by their place in the tree.
+        """
+        parents = {p.pid: p.ppid() for p in self.processes(group)}
+        tops = {pid for pid, parent in parents.items() if parent not in parents}
+        launchers = {pid for pid, parent in parents.items() if parent in tops}
+        return [psutil.Process(pid) for pid, parent in parents.items() if parent in launchers]
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         self.process.send_signal(number)
