@@ -7,7 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -134,23 +134,26 @@ async def test_a_signal_during_the_start_leaves_nothing(tmp_path: Path) -> None:
 INT, TERM = signal.SIGINT, signal.SIGTERM
 
 
-@pytest.mark.parametrize(("numbers", "code"), [([INT] * 5, 130), ([TERM] * 5, 143), ([TERM, INT, INT], 143)])
+@pytest.mark.parametrize("numbers", [[INT] * 5, [TERM] * 5, [TERM, INT, INT]])
 @pytest.mark.parametrize("event", ["run directory", "environment: starting", "stopped by signal"])
 @pytest.mark.scenario("PL-01")
 async def test_signals_in_a_row_end_it_with_the_code_of_the_first(
-    tmp_path: Path, event: str, numbers: list[signal.Signals], code: int
+    tmp_path: Path, event: str, numbers: list[signal.Signals]
 ) -> None:
+    """Of different signals that are pending at once the kernel delivers the lower number first."""
     run_dir = tmp_path / "run"
+    is_handled = event.startswith("stopped")
+    codes = {128 + number for number in (numbers[:1] if is_handled else numbers)}
     async with start(run_dir, "sleeper") as process:
         assert process.stdout is not None
-        if event.startswith("stopped"):  # it is cleaning up
+        if is_handled:  # it is cleaning up
             await _say_hello(process, run_dir)
             process.send_signal(numbers[0])
         while event.encode() not in await process.stdout.readline():
             pass
         for number in numbers:
             process.send_signal(number)
-        assert await process.wait() == code
+        assert await process.wait() in codes
         assert process.stderr is not None
         assert await process.stderr.read() == b""
     assert nothing_is_left(run_dir)
@@ -237,7 +240,8 @@ async def test_what_an_environment_started_in_a_session_of_its_own_ends_too(
         }[victim]
         with process_markers.open_pidfds([escaped.pid, *process_markers.find_marked(run_id)]) as fds:
             for pid in victims:
-                os.kill(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it may have ended with the one before
+                    os.kill(pid, signal.SIGKILL)
             if not victims:
                 process.terminate()
             assert await wait_exited(fds, limit_s=15)

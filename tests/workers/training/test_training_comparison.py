@@ -20,6 +20,7 @@ from pearl.types.messages.training import Sample
 from pearl.workers.model import build_model
 from pearl.workers.training import packing
 from pearl.workers.training.comparison import compare
+from pearl.workers.training.fsdp import local_shard
 from pearl.workers.weight_transfer.snapshot_image import SnapshotStore
 
 Change = Callable[[Any], object]
@@ -94,7 +95,7 @@ def other_temperature(own: Any) -> None:
 
 def one_weight(own: Any) -> None:
     with torch.no_grad():
-        own.policy.tensors()[3][1].to_local().view(-1)[:1] += 1e-3
+        local_shard(own.policy.tensors()[3][1]).view(-1)[:1] += 1e-3
 
 
 @pytest.mark.parametrize("change", [other_rope, other_epsilon, no_layer, neighbours, other_temperature])
