@@ -2,7 +2,7 @@
 # Trains a small agent to repair programs, from nothing, on this machine.
 #
 # Needs:    2 CPU cores, 4 GB of memory, Python 3.11 or newer. No GPU.
-# Takes:    about two minutes; the first time also the installation into .venv.
+# Takes:    about a minute; the first time also the installation into .venv, a few minutes.
 # You see:  a line for each of 40 training steps while the sampled reward rises, a worker that arrives and is reclaimed,
 #           the training GPU lent between steps, the reward on unseen tasks before and after, and where the report of
 #           the run is: one HTML file with all plots.
