@@ -38,6 +38,7 @@ TRAINING = -1  # holder of the GPUs that the training world uses
 
 
 def view(run: LiveRun, answer: Status, width: int) -> RenderableType:
+    """Render the whole status: summary, workers, GPUs."""
     parts: list[RenderableType] = [
         Text(run.run_dir, style="bold", overflow="fold"),
         Text(_summary(run, answer)),

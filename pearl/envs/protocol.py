@@ -15,6 +15,8 @@ class InfrastructureError(Exception):
 
 
 class Observation(msgspec.Struct, frozen=True):
+    """Result of one turn; ``reward`` is the episode's return so far, not this step's reward as in Gymnasium."""
+
     ids: list[int]  # to append to the context, glue included; empty when done
     reward: float  # the episode's total so far: any real number of magnitude up to 1e9, NumPy's and tensors included
     done: bool
@@ -22,13 +24,14 @@ class Observation(msgspec.Struct, frozen=True):
 
 class Episode(Protocol):
     """One task being done. Each method may be async or plain; a plain one must be quick, since all episodes of a
-    worker wait for it. ``close`` may be left away by an episode that holds nothing."""
+    worker wait for it. ``close`` may be omitted by an episode that holds nothing."""
 
     async def reset(self) -> list[int]:
         """The first prompt's ids."""
 
     async def step(self, action: list[int], truncated: bool) -> Observation:
-        """``action`` are the generated ids of one turn, end token included when there was one."""
+        """Apply one turn's generated ids (a stop token included, if any); ``truncated``: a length limit cut the
+        turn, which is not Gymnasium's end of an episode."""
 
     async def close(self) -> None:
         """Release everything; must be harmless twice."""
@@ -45,7 +48,7 @@ class EnvironmentSpec(msgspec.Struct, frozen=True):
 
 
 class Environment(Protocol):
-    """``demonstrations`` may be left away; then ``warm_start.num_steps`` must be 0. Optional, beside these methods:
+    """``demonstrations`` may be omitted; then ``warm_start.num_steps`` must be 0. Optional, beside these methods:
     ``decode(ids) -> str``, the text of ids for people, and ``solve(split, task) -> list[list[int]]``, the actions of a
     reference solution turn by turn, by which ``pearl check-env`` knows that the task can be solved."""
 

@@ -61,7 +61,7 @@ def training_bars(run: RunData) -> list[Bar]:
 
 
 def presence_bars(run: RunData) -> list[Bar]:
-    """Return when preemptible GPUs were there, and from when on they had to be given back."""
+    """Return bars for when preemptible GPUs were present or under reclaim."""
     layout = lay_out(run)
     found = []
     for gpu, lines in _by_gpu(run).items():
@@ -73,7 +73,7 @@ def presence_bars(run: RunData) -> list[Bar]:
 
 
 def state_of(line: Line) -> str:
-    """A worker's event says more than its activity."""
+    """Return the display name of a worker's state: its last event if known, else its activity."""
     event = str(line.get("event") or "")
     return STATES.get(event, event) or str(line.get("activity") or "unknown")
 

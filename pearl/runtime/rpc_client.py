@@ -1,7 +1,7 @@
 """A peer's side of its conversation with the coordinator: hello, heartbeats, a handler, a lease.
 
-Tells are handled one after another in the order they came, asks each in a task of its own. The peer ends itself when
-the coordinator has not been heard for the length of its lease: what the coordinator took for dead must not go on.
+Notifications are handled one after another in the order they came, calls each in a task of its own. The peer ends
+itself when the coordinator has not been heard for the length of its lease: what the coordinator took for dead must not go on.
 """
 
 import asyncio
@@ -46,11 +46,11 @@ class RpcClient:
 
     Args:
         messages: the tagged struct types the coordinator may send, as a union.
-        handler: gets what is told, one message at a time and therefore quick, and what is asked, each in its own task;
-            what it returns is the answer (None = Ack). What it raises when asked is answered as an error, when told
-            it ends the peer.
+        handler: gets notifications, one at a time and therefore quick, and calls, each in its own task, whose answer is
+            what it returns (None = Ack). What it raises on a call is answered as an error, on a notification it ends
+            the peer.
         heartbeat: called on the event loop every ``heartbeat_period_s``.
-        queue_messages: bound of what waits to be sent, of what was told and is not handled, and of open asks. When
+        queue_messages: bound of messages to be sent, of notifications not handled yet, and of open calls. When
             one of the latter two is reached the socket is not read, answers included.
     """
 
@@ -92,7 +92,7 @@ class RpcClient:
         self._notifications: deque[msgspec.Struct] = deque()
         self._told = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
-        self._num_calls = 0  # asks being handled
+        self._num_calls = 0  # calls being handled
         self._joined = asyncio.Event()  # let in, or ended before
         self._ended = asyncio.Event()
         self._outcome: str | Exception = ""
@@ -105,27 +105,27 @@ class RpcClient:
         return self._pending.late_replies
 
     async def run(self) -> str:
-        """Serve until told to shut down, dropped, or out of the lease; returns which.
+        """Serve until shutdown, dropped, a lost or invalid frame, or lease expiry; returns the reason as text.
 
         Raises:
             RefusedError: the coordinator does not let it in.
-            TaskFailedError: the handler raised on something told, or the heartbeat did.
-            ValueError: the address is none.
+            TaskFailedError: the handler raised on a notification, or the heartbeat did.
+            ValueError: ``address`` is malformed.
         """
         assert self._open is None, "a peer runs once"
         port = ZmqSocket(zmq.DEALER, self._max_frame_bytes, self._on_frames, self._flush, self._finish)
         self._open = port, ReadPause(port, self.clock, self._queue_messages)
-        # The route is this process's own: another process under the same name is told apart, and told so.
+        # The route is this process's own: another process under the same name is recognised, and refused.
         route = f"{self.name}.{secrets.token_hex(8)}"
         port.connect(self.address, route.encode())
         self._idle = IdleTimer(self.clock.now())
         try:
             await supervise(
                 {
-                    "asks": self._serve_calls(),  # first: there from the first answer on
+                    "calls": self._serve_calls(),  # first: there from the first answer on
                     "conversation": self._converse(),
                     "heartbeat": self._beat(),
-                    "tells": self._serve_notifications(),
+                    "notifications": self._serve_notifications(),
                 }
             )
         finally:
@@ -315,7 +315,7 @@ class RpcClient:
         self.malformed += 1
         self._malformed_log.warning(self.clock.now(), "malformed message dropped: %s", error)
         if envelope.kind is Kind.ASK:
-            # When there is no room for the error, the asker's deadline tells it.
+            # When there is no room for the error, the caller's deadline ends the call.
             with contextlib.suppress(QueueFullError):
                 self._outbox.put(Kind.ERROR, envelope.op, encode_failure(error))
         elif envelope.kind is not Kind.TELL:
@@ -335,7 +335,7 @@ class RpcClient:
             await self._told.wait()
 
     async def _serve_calls(self) -> None:
-        """Owns the tasks that handle asks."""
+        """Own the tasks that handle calls."""
         async with asyncio.TaskGroup() as self._group:
             await self._ended.wait()
 

@@ -1,4 +1,4 @@
-"""The coordinator's side of all conversations: lets peers in by their hello, tells them, asks them, hears them.
+"""The coordinator's side of all conversations: lets peers in by their hello, then notifies and calls them.
 
 A peer's name is ``kind.slot.incarnation``; one name, one peer. Its route in the socket is another for every process,
 so that a second process under the same name can be told that it is refused. Frames are numbered both ways: a lost
@@ -159,13 +159,13 @@ class RpcServer:
         deadline_s: float,
         reply_type: type[msgspec.Struct] = msgspec.Struct,
     ) -> msgspec.Struct:
-        """Send, and wait for the peer's answer. Any number of asks may be open at once.
+        """Send, and wait for the peer's answer. Any number of calls may be open at once.
 
         Raises:
             TimeoutError: no answer within ``deadline_s``; one that comes later is dropped and counted.
             RemoteError: the peer's handler raised, or the answer is no ``reply_type``.
             PeerGoneError: the peer is unknown, or was lost or dropped meanwhile.
-            QueueFullError, FrameTooLargeError: it was not sent, see ``tell``.
+            QueueFullError, FrameTooLargeError: it was not sent, see ``notify``.
         """
         member = self._member(peer)
         body = encode_bounded(message, self._max_frame_bytes)
@@ -201,7 +201,7 @@ class RpcServer:
             await self._handled.wait()
 
     def drop(self, peer: str, reason: str) -> None:
-        """Forget the peer: what was asked of it fails, what waits to be sent is discarded, and it is told to end.
+        """Forget the peer: calls to it fail, what waits to be sent is discarded, and it is told to end.
         Nothing happens when it is unknown."""
         member = self._members.remove(peer)
         if member is None:

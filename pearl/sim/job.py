@@ -23,7 +23,8 @@ GC_THRESHOLD = (200_000, 20, 20)
 
 
 class Job(msgspec.Struct, frozen=True):
-    """One simulated run to be made. Its settings are complete: nothing is looked up again."""
+    """One simulated run to be made. Config, hardware and trace are resolved; only ``workload`` is still a name or
+    path, which ``build`` loads."""
 
     policy: str
     config: Config
@@ -150,11 +151,13 @@ def _with_hardware(config: Config, profile: Hardware, trace: tuple[TraceEvent, .
 
 
 def build(job: Job) -> Simulation:
+    """Load the workload and construct the simulation."""
     workload = workload_files.load(job.workload, job.seed)
     return Simulation(job.config, workload, job.hardware, job.seed, trace=job.trace)
 
 
 def run(job: Job) -> Result:
+    """Simulate up to ``horizon_s`` and sum up."""
     simulation = build(job)
     with relaxed_gc():
         finish = simulation.run(job.horizon_s)

@@ -39,11 +39,11 @@ class StopRequested(Event, frozen=True):
 
 
 class Tick(Event, frozen=True):
-    """Time has passed ``Coordinator.next_wakeup()``."""
+    """The time of ``Coordinator.next_wakeup()`` has come."""
 
 
 class WorkerReady(Event, frozen=True):
-    """The process runs and its engine could take weights; it holds none that are proven."""
+    """The process runs and its engine could take weights; it holds no verified ones yet."""
 
     op: OpId
     slot: Slot
@@ -63,6 +63,8 @@ class WorkerLost(Event, frozen=True):
 
 
 class WeightsVerified(Event, frozen=True):
+    """The worker loaded ``version`` and reports its checksum; the outcome of ``op``."""
+
     op: OpId
     slot: Slot
     incarnation: Incarnation
@@ -120,7 +122,9 @@ class EpisodeFailed(Event, frozen=True):
     trajectory: TrajectoryId
     kind: EnvironmentFailure
     reason: str
-    charged: bool = True  # False: its worker died, and by the evidence not of this trajectory
+    charged: bool = (
+        True  # False: the worker died through no fault of this trajectory, which counts against no limit
+    )
 
 
 class TrainerReady(Event, frozen=True):
@@ -158,8 +162,8 @@ class TrainerLost(Event, frozen=True):
 
 
 class PreemptRequested(Event, frozen=True):
-    """A person or a trace asks for an arrival or a reclaim -> AnswerPreempt at once. Either ``gpus`` or a ``count``
-    of which the core picks them; nothing is done in part."""
+    """A person or a trace asks to add or reclaim GPUs, by name or by count; answered by AnswerPreempt, all or
+    nothing."""
 
     request: int  # its number, echoed in the answer
     action: Action

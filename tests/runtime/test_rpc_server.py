@@ -190,7 +190,7 @@ async def test_shutdown_ends_the_peer_and_what_it_was_asked() -> None:
 
 
 @pytest.mark.scenario("PL-06")
-async def test_a_handler_that_fails_on_a_tell_ends_the_peer_with_that_error() -> None:
+async def test_a_handler_that_fails_on_a_notification_ends_the_peer_with_that_error() -> None:
     async def handle(order: Order) -> None:
         raise KeyError("a bug")
 

@@ -1,7 +1,7 @@
 """How long a batch will take under an allocation: the bubble-aware makespan models (paper §4.3.1, Eqs. 1-3).
 
-Every function is the equation it names, in seconds for the whole batch. A second model with the same interface is in
-``fluid``.
+Each ``*_seconds`` function is one term of an equation, for the whole batch. Two more models of the same interface
+are ``survival_fluid`` and ``closed_network``.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,8 @@ from pearl.types.profile import Profile
 
 
 class Terms(msgspec.Struct, frozen=True):
-    """Parts of a makespan in seconds. Colocated they add up; disaggregated, decode runs beside prefill + transfer."""
+    """Parts of a makespan in seconds. Colocated they add up; disaggregated, the makespan is
+    max(decode, prefill + transfer) + overhead + env."""
 
     prefill: float
     decode: float
@@ -80,7 +81,8 @@ def transfer_seconds(profile: Profile) -> float:
 
 
 def closed_form(profile: Profile, allocation: Allocation) -> Prediction:
-    """Eq. 1 for colocation, max(Eq. 2, Eq. 3) + T_env for disaggregation."""
+    """Predict the makespan: Eq. 1 when colocated; max(Eq. 2, Eq. 3) plus the measured pair overhead and T_env when
+    disaggregated."""
     return _colocated(profile, allocation) if allocation.is_colocated else _disaggregated(profile, allocation)
 
 

@@ -102,7 +102,8 @@ class ToggleManager:
             self._lifecycle.start(row, now)
 
     def waking(self) -> list[Slot]:
-        """Overlap workers that are admitted together, once none of them is on its way any more."""
+        """Return the slots of this window's overlap workers that do not serve yet; they are admitted together,
+        none before all are ready."""
         if self.state.phase != "lent" or self.state.is_woken:
             return []
         return [row.slot for row in self.overlap() if row.status in ("activating", "verified", "switching")]
@@ -110,7 +111,7 @@ class ToggleManager:
     # lending
 
     def lend(self, now: float) -> None:
-        """Begin an optional plan; only while home and the training world idles."""
+        """Start offloading training in order to lend its GPUs; only while it holds them and is idle."""
         state = self.state
         assert state.phase == "home", state
         assert self._trainer.status == "idle", self._trainer
@@ -154,7 +155,7 @@ class ToggleManager:
             state.was_lent = False
 
     def advance(self, is_wanted: bool, version: Version | None, now: float) -> None:
-        """Go on. ``is_wanted``: the training world needs its GPUs back."""
+        """Begin or continue a return if ``is_wanted`` or there is no version; else activate the overlap workers."""
         if self.state.phase == "lent" and (is_wanted or version is None):
             self._begin_return(now)
         if self.state.phase == "lent":

@@ -1,4 +1,5 @@
-"""Cohorts: step k trains exactly cohort k, fixed when dispatched.
+"""The schedule of training batches: step k trains exactly cohort k, a fixed list of trajectories; it holds no
+trajectory data.
 
 Invariants: a cohort's members are opened in prompt order; each is finished exactly once; batch k is cohort k, whole.
 Cohort k may be opened once the trainer's version >= k - bound, so staleness is bounded by construction.
@@ -54,6 +55,7 @@ class CohortBuffer(msgspec.Struct):
         )
 
     def get(self, index: int) -> Cohort:
+        """Return cohort ``index``, created on first use."""
         cohort = self.cohorts.get(index)
         if cohort is None:
             first = index * self.prompts_per_step
@@ -64,7 +66,8 @@ class CohortBuffer(msgspec.Struct):
         return cohort
 
     def next_to_open(self, step: int) -> Cohort | None:
-        """The oldest cohort with members left to open while the trainer's version is ``step``."""
+        """Return the oldest cohort within the bound that has trajectories left to start; in strict mode None while
+        an older one is unfinished."""
         last = min(step + self.bound, self.num_steps - 1)
         for index in range(step, last + 1):
             cohort = self.get(index)
@@ -75,7 +78,7 @@ class CohortBuffer(msgspec.Struct):
         return None
 
     def open_next(self, cohort: Cohort) -> tuple[TrajectoryId, PromptId]:
-        """Take the cohort's next member."""
+        """Allocate the cohort's next trajectory; returns its id and prompt."""
         prompt = cohort.first_prompt + cohort.opened // self.group_size
         member = cohort.opened % self.group_size
         cohort.opened += 1
@@ -89,11 +92,11 @@ class CohortBuffer(msgspec.Struct):
         return [PromptId(cohort.first_prompt + i) for i in range(cohort.num_members // self.group_size)]
 
     def drop_from(self, step: int) -> None:
-        """Forget cohorts that will never be trained."""
+        """Forget cohorts >= ``step``: training ends before them."""
         for index in [index for index in self.cohorts if index >= step]:
             del self.cohorts[index]
 
     def drop_before(self, step: int) -> None:
-        """Forget cohorts that a checkpoint of ``step`` holds."""
+        """Forget cohorts < ``step``: they are in a checkpoint."""
         for index in [index for index in self.cohorts if index < step]:
             del self.cohorts[index]

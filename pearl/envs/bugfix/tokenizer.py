@@ -27,7 +27,7 @@ def decode(ids: Iterable[int]) -> str:
 
 
 def encode(text: str) -> list[int]:
-    """The ids of words between blanks. ValueError for a word that is not in the vocabulary."""
+    """The ids of whitespace-separated words. ValueError for a word that is not in the vocabulary."""
     unknown = sorted({word for word in text.split() if word not in _IDS})
     if unknown:
         raise ValueError(f"{unknown} are no words of this environment; it knows {' '.join(WORDS)}")

@@ -18,7 +18,7 @@ NOT_STARTED = 127
 
 
 def main(parent: int, directory: str, command: list[str]) -> int:
-    """The command's exit code, as a shell gives it."""
+    """Run the command, kill all its descendants, and return its exit code as a shell would."""
     libc = ctypes.CDLL(None, use_errno=True)
     for option, value in ((PR_SET_CHILD_SUBREAPER, 1), (PR_SET_PDEATHSIG, signal.SIGTERM)):
         if libc.prctl(option, value, 0, 0, 0) != 0:

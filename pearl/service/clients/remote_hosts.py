@@ -62,7 +62,7 @@ class RemoteHosts:
         self._hosts: dict[str, Host] = {}
 
     def hosts(self) -> set[str]:
-        """Return the hosts on which something can be started now."""
+        """Return the hosts where processes can be started now, the coordinator's own included."""
         return {LOCAL_HOST} | {host.name for host in self._hosts.values() if not host.is_leaving}
 
     # what agents say
@@ -72,10 +72,11 @@ class RemoteHosts:
         self._liveness.add(agent, lambda reason: self.lose(agent, reason))
 
     def report(self, agent: str, report: AgentReport) -> None:
-        """Take the host in, with all its GPUs.
+        """Register a host: a spot host brings all its GPUs, a reserved one only as many as are still awaited, in
+        whole workers.
 
         Raises:
-            ValueError: why not.
+            ValueError: the host cannot join, with the reason.
         """
         self._check(report)
         if (old := self._hosts.get(report.host)) is not None:
@@ -96,7 +97,8 @@ class RemoteHosts:
         self._note_reserved()
 
     def notice(self, agent: str, notice: Notice) -> None:
-        """Reclaim the agent's GPUs; the core returns those that are not there right away."""
+        """Handle a preemption notice: a spot host's GPUs are reclaimed within the grace period; a reserved host is
+        dropped at once."""
         host = self._of(agent)
         if host is None:
             return
@@ -151,7 +153,7 @@ class RemoteHosts:
         return tuple(gpu for host in self._hosts.values() if host.pool == "rollout" for gpu in host.gpus)
 
     def close(self) -> None:
-        """Wait no longer for hosts that were lost."""
+        """Cancel the timeout for lost reserved hosts."""
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None

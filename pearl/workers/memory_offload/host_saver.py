@@ -53,6 +53,8 @@ class HostSaver:
     def release(
         self, tag: str, tensors: Iterable[torch.Tensor], *, keep: bool, verify: bool = False
     ) -> Released:
+        """Release as ``saver`` says: ``keep`` backs the content up to a file, ``verify`` compares its digest on
+        restore; freeing is checked in any case where page counts exist."""
         if tag in self._held:
             return Released()
         storages = distinct_storages(tensors)

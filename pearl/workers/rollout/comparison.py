@@ -1,7 +1,7 @@
 """Compares an engine that has just taken its first weights with plain ``transformers``: log-probs and draws.
 
-A short and a long prompt are sampled and a short one is generated greedily, in one batch, so that prefill in chunks,
-decoding, positions, temperature and sampler all take part.
+Responses to a short and a long prompt are sampled and a short one is generated greedily, in one batch, so that prefill
+in chunks, decoding, positions, temperature and sampler all take part.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class EngineComparison:
         self._attempts = itertools.count(FIRST_ATTEMPT)
 
     def keep(self, received: Received) -> None:
-        """Blocking."""
+        """Build the ``transformers`` reference from the received weights, or note why it is skipped; blocking."""
         snapshot = received.snapshot
         num_elements = sum(int(np.prod(spec.shape)) for spec in snapshot.tensors)
         self._reference, self._error = None, ""
@@ -78,6 +78,8 @@ class EngineComparison:
         self._seconds = time.monotonic() - began
 
     async def run(self) -> Comparison:
+        """Generate on the engine and compare log-probs and sampled tokens with the reference; skipped or failed is
+        in the result."""
         plain, self._reference = self._reference, None
         if plain is None:
             return Comparison(skipped=self._skipped, error=self._error)
@@ -157,7 +159,8 @@ class EngineComparison:
 
 
 def wrong_draw(rows: torch.Tensor, answer: _Answer, tolerance: float) -> int | None:
-    """The first token that the rows' distribution, the seed and the position do not give; None = there is none."""
+    """Return the index in the response of the first token that distribution, seed and position (greedy: argmax) do
+    not reproduce, or None."""
     ids = torch.tensor(answer.ids)[:, None]
     if answer.request.params.temperature == 0.0:
         behind = rows.max(-1).values - rows.gather(1, ids)[:, 0]

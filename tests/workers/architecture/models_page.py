@@ -32,7 +32,7 @@ def _row(name: str, found: Survey) -> str:
         return f"| {name} | `{architecture}` | refused: {found.problems[0]} | | |\n"
     masks = ", ".join(sorted({mask.kind for mask in found.masks.values()}))
     more = [MEANINGS[argument] for argument in HONOURED if argument in found.uses]
-    served = "right" if name in RECORD["right"] else "not measured"
+    served = RECORD["outcomes"].get(name, "not measured")
     return f"| {name} | `{architecture}` | runs | {', '.join([masks, *more])} | {served} |\n"
 
 

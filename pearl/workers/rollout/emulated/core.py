@@ -118,8 +118,8 @@ class EmulatedCore(BaseCore[Request, IncomingWeights]):
         return min(left, max(1, self.scheduler.num_free // len(plan.decoding)))
 
     def complete(self, elapsed_s: float) -> float:
-        """Finish the passes that are over by now and plan none beyond the current one; the seconds, counted from
-        ``begin``, at which that one ends."""
+        """Apply the iterations over by ``elapsed_s``, keep only the one now running, and return when it ends
+        (seconds since ``begin``)."""
         end_s, num_over = self._seconds[0], 0
         while end_s <= elapsed_s and num_over < len(self._seconds) - 1:
             num_over += 1
@@ -130,7 +130,7 @@ class EmulatedCore(BaseCore[Request, IncomingWeights]):
         return end_s
 
     def end(self) -> bool:
-        """All passes that were begun are over; True when an attempt ended with them."""
+        """Apply all remaining iterations; returns whether a request finished."""
         finished = self._finish(len(self._seconds))
         self._plan = None
         self._seconds = []

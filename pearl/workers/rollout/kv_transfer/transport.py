@@ -65,6 +65,7 @@ class KvTransport:
         self._strangers: set[Connection] = set()
 
     def start(self, pages: Pages) -> None:
+        """Start the thread and wait until it accepts connections (5 s at most)."""
         self._pages = pages
         self._thread.start()
         self._serving.wait(JOIN_LIMIT_S)

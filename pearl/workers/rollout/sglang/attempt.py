@@ -36,6 +36,8 @@ class Piece:
 
 @dataclass(slots=True)
 class Attempt:
+    """State of one generate request across its successive requests (rids) in SGLang."""
+
     request: GenerateRequest
     emit: Emit
     stage: Literal["prefill", "decode"] | None = None
@@ -92,7 +94,7 @@ class Attempt:
             self.versions[str(version)] = version
 
     def take(self, piece: Piece) -> list[VersionRun]:
-        """The piece's runs of versions; its tokens count as told on."""
+        """Append the chunk's tokens to ``generated`` and return their version runs."""
         assert self.version is not None
         assert self.kv_version is not None
         runs = [
@@ -104,8 +106,8 @@ class Attempt:
         return runs
 
     def finish(self, piece: Piece) -> FinishReason | None:
-        """A failure of a stage may be the other's, or the way's between them, which another pair does not share: it is
-        no error of this worker."""
+        """Map SGLang's finish reason; an error of a prefill or decode stage becomes "abort", since the peer or the
+        link may be at fault."""
         found = finish_of(piece, self.is_aborted or self.is_held)
         return "abort" if found == "error" and self.stage is not None else found
 

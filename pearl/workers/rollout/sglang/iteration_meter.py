@@ -46,6 +46,7 @@ class IterationMeter:
         self._since_s = None
 
     def take(self) -> list[IterationStat]:
+        """Return and clear the finished iterations, the newest 4096 at most."""
         found = list(self._stats)
         self._stats.clear()
         return found

@@ -16,7 +16,7 @@ class Call(Protocol):
 
 
 class EnginePages:
-    """See ``pearl.workers.rollout.kv_transfer.pages.Pages``. ValueError when the engine was shut down."""
+    """Implements ``kv_transfer.pages.Pages`` on the engine's thread; ValueError after shutdown."""
 
     def __init__(self, core: EngineCore, call: Call) -> None:
         self._core = core
