@@ -1,7 +1,8 @@
 """A peer's side of its conversation with the coordinator: hello, heartbeats, a handler, a lease.
 
 Notifications are handled one after another in the order they came, calls each in a task of its own. The peer ends
-itself when the coordinator has not been heard for the length of its lease: what the coordinator took for dead must not go on.
+itself when the coordinator has not been heard for the length of its lease: what the coordinator took for dead must not
+go on.
 """
 
 import asyncio

@@ -37,7 +37,7 @@ W0, W1 = "rollout.0.1", "rollout.1.1"
 # telling and asking
 
 
-async def test_tells_arrive_in_order_and_asks_are_answered() -> None:
+async def test_notifications_arrive_in_order_and_calls_are_answered() -> None:
     heard: list[int] = []
 
     async def handle(order: Order) -> Answer | None:
@@ -74,7 +74,7 @@ async def test_a_server_may_listen_on_ipv6(address: str) -> None:
                 assert await call(server, f"rollout.{slot}.1", 7) == Answer(7)
 
 
-async def test_a_peer_tells_and_asks_too() -> None:
+async def test_a_peer_notifies_and_calls_too() -> None:
     async with make_server() as server:
         peer = make_peer(server.address)
         async with serving(peer), asyncio.TaskGroup() as group:
@@ -200,7 +200,7 @@ async def test_a_handler_that_fails_on_a_notification_ends_the_peer_with_that_er
         server.notify(W0, Order(1))
         error = await within(running)
         assert isinstance(error, TaskFailedError)
-        assert "task 'tells' failed: KeyError: 'a bug'" in str(error)
+        assert "task 'notifications' failed: KeyError: 'a bug'" in str(error)
 
 
 @pytest.mark.scenario("PL-06")
