@@ -251,6 +251,8 @@ class FakeEnvironment(Group):
                 return environment.OpenEpisodeReply(self.cluster.prompt(message.task), 0.001)
             case environment.StepEpisode():
                 return self.step(message)
+            case environment.DecodeTokens():
+                return environment.DecodeTokensReply(None)
             case environment.CloseEpisode():
                 self.open.pop(message.trajectory, None)
         return None

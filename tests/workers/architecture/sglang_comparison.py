@@ -76,6 +76,8 @@ async def _compare(found: tuple[Server, SglangSettings], config: ModelConfig, mo
             results = await subject.finished(*prompts)
             for attempt, prompt in prompts.items():
                 got = results[attempt]
+                if not got.ids:
+                    raise ValueError(f"its request failed: {got.error}")
                 expected = reference_logprobs(model, prompt, got.ids)
                 gap = max(abs(a - b) for a, b in zip(got.logprobs, expected, strict=True))
                 if got.ids != greedy_reference(model, prompt, 12) or not gap <= MAX_GAP_NATS:
