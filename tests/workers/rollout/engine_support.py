@@ -144,6 +144,8 @@ def steps(core: EngineCore, count: int) -> None:
 
 
 def greedy_reference(model: PreTrainedModel, context: npt.NDArray[np.int32], count: int) -> list[int]:
+    if count == 0:  # of an answer that ended before its first token; generate() refuses to make none
+        return []
     tokens = torch.tensor(context[None].astype(np.int64))
     output = model.generate(  # type: ignore[operator]
         tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=count, do_sample=False, pad_token_id=0
